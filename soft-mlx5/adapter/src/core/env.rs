@@ -206,7 +206,7 @@ impl Env {
             ObjectKind::Xrcd => self.xrcds.get_mut(number).map(|xrcd| &mut xrcd.users),
             ObjectKind::Cq => self.cqs.get_mut(number).map(|cq| &mut cq.users),
             ObjectKind::Srq => self.srqs.get_mut(number).map(|srq| &mut srq.users),
-            ObjectKind::Mkey | ObjectKind::Qp | ObjectKind::Multicast | ObjectKind::Flow => None,
+            _ => None,
         };
         users.ok_or(CoreError::missing(object))
     }

@@ -66,6 +66,20 @@ pub enum ObjectKind {
     Multicast,
     /// Flow rule.
     Flow,
+    /// Transport domain. This kind and the following exist only in the firmware.
+    TransportDomain,
+    /// Transport interface of senders.
+    Tis,
+    /// Transport interface of receivers.
+    Tir,
+    /// Receive queue table.
+    Rqt,
+    /// Flow table.
+    FlowTable,
+    /// Flow counter.
+    FlowCounter,
+    /// Set of queue counters.
+    QueueCounter,
 }
 
 impl fmt::Display for ObjectKind {
@@ -79,6 +93,13 @@ impl fmt::Display for ObjectKind {
             Self::Srq => "shared receive queue",
             Self::Multicast => "multicast group membership",
             Self::Flow => "flow rule",
+            Self::TransportDomain => "transport domain",
+            Self::Tis => "TIS",
+            Self::Tir => "TIR",
+            Self::Rqt => "RQT",
+            Self::FlowTable => "flow table",
+            Self::FlowCounter => "flow counter",
+            Self::QueueCounter => "queue counter",
         })
     }
 }

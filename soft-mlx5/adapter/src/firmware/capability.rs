@@ -2,6 +2,7 @@
 
 use super::SETS;
 use super::bits::Field;
+use super::ethernet::LOG_QUEUES;
 use super::flow_counter::{BULK_SIZES, LOG_BULK, LOG_COUNTERS};
 use super::flow_table::{
     LEVELS, LOG_DESTINATIONS, LOG_ENTRIES, LOG_ENTRY_COUNTERS, LOG_SIZE, LOG_TABLES,
@@ -9,7 +10,7 @@ use super::flow_table::{
 use super::general_object::{LOG_ALL_NUMBERS, LOG_NUMBERS, RESERVED_NUMBERS};
 use super::layout::capability::{atomic, general, general_2};
 use super::layout::ethernet::flow_table_properties;
-use super::record::LOG_LIST;
+use super::record::{LOG_LIST, LOG_RECORDS};
 use super::tag_matching::LOG_TAGS;
 use crate::core::{LOG_MAX_CQ, MAX_COMPRESSED};
 
@@ -108,7 +109,7 @@ pub const COMMON_VALUES: &[(Field, u64)] = &[
     (general::LOG_MAX_UMEM, 24),
     (general::LOG_MAX_XRCD, 16),
     (general::LOG_MAX_RMP, 16),
-    (general::LOG_MAX_SQ, 16),
+    (general::LOG_MAX_SQ, LOG_QUEUES as u64),
     (general::NUM_OF_UARS_PER_PAGE, 1),
     (general::CQE_COMPRESSION, SUPPORTED),
     (general::CQE_COMPRESSION_MAX_NUM, MAX_COMPRESSED as u64),
@@ -133,13 +134,13 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::FLOW_COUNTERS_DUMP, SUPPORTED),
     (general::LOG_MAX_FLOW_COUNTER_BULK, LOG_BULK as u64),
     (general::FLOW_COUNTER_BULK_ALLOC, BULK_SIZES),
-    (general::LOG_MAX_RQ, 16),
+    (general::LOG_MAX_RQ, LOG_QUEUES as u64),
     (general::BASIC_CYCLIC_RCV_WQE, SUPPORTED),
     (general::MEM_RQ_RMP, SUPPORTED),
     (general::NIC_FLOW_TABLE, SUPPORTED),
-    (general::LOG_MAX_TIR, 16),
-    (general::LOG_MAX_TIS, 16),
-    (general::LOG_MAX_RQT, 16),
+    (general::LOG_MAX_TIR, LOG_RECORDS as u64),
+    (general::LOG_MAX_TIS, LOG_RECORDS as u64),
+    (general::LOG_MAX_RQT, LOG_RECORDS as u64),
     (general::LOG_MAX_RQT_SIZE, LOG_LIST as u64),
     (general::LOG_MAX_TIS_PER_SQ, 3),
     (general::LOG_MAX_STRIDE_SZ_RQ, 11),

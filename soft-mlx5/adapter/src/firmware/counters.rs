@@ -6,7 +6,7 @@ use super::Firmware;
 use super::command::Command;
 use super::numbers::Numbers;
 use super::refusal::{Done, Refusal};
-use crate::core::Counters;
+use crate::core::{Counters, ObjectKind};
 use crate::firmware::layout::command::{
     alloc_q_counter_out, query_q_counter_in, query_q_counter_out,
 };
@@ -42,6 +42,7 @@ pub(super) fn allocate(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -
     let now = firmware.core.counters();
     let number = firmware.objects.queue_counters.numbers.allocate()?;
     firmware.objects.queue_counters.since.insert(number, now);
+    firmware.created(command, (ObjectKind::QueueCounter, number), &[]);
     command.reply.set(alloc_q_counter_out::COUNTER_SET_ID, u64::from(number));
     Ok(())
 }
@@ -49,8 +50,10 @@ pub(super) fn allocate(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -
 /// DEALLOC_Q_COUNTER.
 pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(alloc_q_counter_out::COUNTER_SET_ID);
+    firmware.check_uses(command, &[(ObjectKind::QueueCounter, number)])?;
     firmware.objects.queue_counters.numbers.free(number)?;
     firmware.objects.queue_counters.since.remove(&number);
+    firmware.objects.release((ObjectKind::QueueCounter, number));
     Ok(())
 }
 
@@ -62,6 +65,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
         }
     }
     let number = command.get32(query_q_counter_in::COUNTER_SET_ID);
+    firmware.check_uses(command, &[(ObjectKind::QueueCounter, number)])?;
     let now = firmware.core.counters();
     let since = firmware.objects.queue_counters.since.get_mut(&number);
     let since = since.ok_or_else(|| Refusal::no_such("queue counter", number))?;

@@ -113,7 +113,6 @@ pub(super) fn drain(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
 /// ARM_DCT_FOR_KEY_VIOLATION: the next packet with a wrong access key raises an event.
 pub(super) fn arm(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (qpn, _) = firmware.dc_target(command)?;
-    firmware.check_uses(command, &[qpn.object()])?;
     Ok(firmware.core.arm_dc_target(qpn)?)
 }
 

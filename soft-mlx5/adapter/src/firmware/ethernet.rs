@@ -10,8 +10,8 @@ use super::refusal::{Done, Refusal, Status};
 use super::umem::only_driver;
 use super::{Firmware, Objects, Place};
 use crate::core::{
-    Cqn, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, SendRing,
-    Srqn, Striding,
+    Cqn, ObjectId, ObjectKind, Pdn, QpAttributes, QpParams, QpState, QpType, Qpn, ReceiveRing,
+    ReceiveSource, SendRing, Srqn, Striding,
 };
 use crate::firmware::layout::context::wq;
 use crate::firmware::layout::ethernet::{modify_rq_in, modify_sq_in, rqc, sqc};
@@ -37,6 +37,9 @@ const INLINE: u64 = 0;
 const POOL: u64 = 1;
 /// log2 of a send queue's basic block.
 const LOG_BLOCK: u32 = 6;
+
+/// log2 of the most queues of each kind.
+pub(super) const LOG_QUEUES: u32 = 16;
 
 /// The properties that MODIFY_RQ may change besides the state,
 /// `MLX5_MODIFY_RQ_IN_MODIFY_BITMASK_*`.
@@ -184,6 +187,8 @@ pub(super) trait Kind {
     const NAME: &'static str;
     /// The contexts of its queues.
     fn queues(ethernet: &mut Ethernet) -> &mut Queues;
+    /// The object that a context refers to, if the core does not know of it.
+    fn uses(context: &[u8]) -> Option<ObjectId>;
 }
 
 /// Send queues.
@@ -194,6 +199,9 @@ impl Kind for Sq {
     fn queues(ethernet: &mut Ethernet) -> &mut Queues {
         &mut ethernet.send
     }
+    fn uses(context: &[u8]) -> Option<ObjectId> {
+        sqc::TIS_LST_SZ.is_set(context).then(|| (ObjectKind::Tis, sqc::TIS_NUM_0.get32(context)))
+    }
 }
 
 /// Receive queues.
@@ -203,6 +211,9 @@ impl Kind for Rq {
     const NAME: &'static str = "RQ";
     fn queues(ethernet: &mut Ethernet) -> &mut Queues {
         &mut ethernet.receive
+    }
+    fn uses(_: &[u8]) -> Option<ObjectId> {
+        None
     }
 }
 
@@ -227,10 +238,35 @@ pub(super) fn query<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<
 
 /// DESTROY_SQ, DESTROY_RQ.
 pub(super) fn destroy<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let (number, _) = find::<K>(firmware, command)?;
+    let (number, context) = find::<K>(firmware, command)?;
+    let used = K::uses(context);
+    firmware.objects.references.check_unused(Qpn(number).object())?;
     firmware.core.destroy_qp(Qpn(number))?;
     K::queues(&mut firmware.objects.ethernet).remove(&number);
+    firmware.objects.references.remove(used);
     firmware.objects.release(Qpn(number).object());
+    Ok(())
+}
+
+/// Creates the queue of a command.
+fn create<K: Kind>(
+    firmware: &mut Firmware<'_>,
+    command: &mut Command<'_>,
+    params: QpParams,
+    places: &[&Place],
+) -> Done {
+    let context = context(command);
+    let used: Vec<_> = K::uses(&context).into_iter().collect();
+    firmware.check_references(command, &used)?;
+    firmware.check_uses(command, &params.objects())?;
+    if K::queues(&mut firmware.objects.ethernet).len() >> LOG_QUEUES != 0 {
+        return Err(Refusal::limit(K::NAME));
+    }
+    let number = firmware.core.create_qp(params)?.0;
+    K::queues(&mut firmware.objects.ethernet).insert(number, context);
+    firmware.objects.references.add(used);
+    firmware.created(command, Qpn(number).object(), places);
+    command.reply.set_number(number);
     Ok(())
 }
 
@@ -244,9 +280,6 @@ pub(super) fn create_send(firmware: &mut Firmware<'_>, command: &mut Command<'_>
     let (sq, queue) = (command.structure(CONTEXT), command.structure(QUEUE));
     firmware.front.check_uar(wq::UAR_PAGE.get32(queue))?;
     check_rights(sqc::RLKY.is_set(sq), command)?;
-    if sqc::TIS_LST_SZ.is_set(sq) {
-        firmware.objects.tis.get("TIS", sqc::TIS_NUM_0.get32(sq))?;
-    }
     let log_stride = wq::LOG_WQ_STRIDE.get32(queue);
     if log_stride != LOG_BLOCK {
         return Err(Refusal::parameter("log_wq_stride", u64::from(log_stride)));
@@ -259,12 +292,7 @@ pub(super) fn create_send(firmware: &mut Firmware<'_>, command: &mut Command<'_>
         reserved_lkey: sqc::RLKY.is_set(sq),
         ..firmware.raw_params(command, sqc::CQN.get32(sq), sqc::USER_INDEX.get32(sq))?
     };
-    firmware.check_uses(command, &params.objects())?;
-    let number = firmware.core.create_qp(params)?.0;
-    firmware.objects.ethernet.send.insert(number, context(command));
-    firmware.created(command, Qpn(number).object(), &[&RING, &RECORD]);
-    command.reply.set_number(number);
-    Ok(())
+    create::<Sq>(firmware, command, params, &[&RING, &RECORD])
 }
 
 /// MODIFY_SQ: the state.
@@ -289,12 +317,7 @@ pub(super) fn create_receive(firmware: &mut Firmware<'_>, command: &mut Command<
         reserved_lkey: rqc::RLKY.is_set(rq),
         ..source
     };
-    firmware.check_uses(command, &params.objects())?;
-    let number = firmware.core.create_qp(params)?.0;
-    firmware.objects.ethernet.receive.insert(number, context(command));
-    firmware.created(command, Qpn(number).object(), places);
-    command.reply.set_number(number);
-    Ok(())
+    create::<Rq>(firmware, command, params, places)
 }
 
 /// A receive queue with a ring of its own.

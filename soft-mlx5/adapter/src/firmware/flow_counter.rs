@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::Firmware;
 use super::command::Command;
 use super::refusal::{Done, Refusal};
-use crate::core::{Core, FlowHits, FlowId, Mkey};
+use crate::core::{Core, FlowHits, FlowId, Mkey, ObjectKind};
 use crate::firmware::layout::ethernet::{flow_counter, query_flow_counter_in, traffic_counter};
 
 /// log2 of the most counters.
@@ -76,6 +76,11 @@ impl FlowCounters {
         let numbers = own.map(|(first, bulk)| *first..first + bulk.length);
         let numbers = numbers.filter(|numbers| numbers.contains(&number));
         numbers.ok_or_else(|| Refusal::no_such("flow counter", number))
+    }
+
+    /// Whether a user context has counters.
+    pub(super) fn has_owner(&self, uid: u16) -> bool {
+        self.bulks.values().any(|bulk| bulk.owner == uid)
     }
 
     /// Allocates successive numbers, and returns the first.
@@ -180,9 +185,12 @@ pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Do
         return Err(Refusal::no_such("flow counter", number));
     }
     let by_rules = counters.rules.values().any(|(used, _)| bulk.contains(used));
-    if by_rules || firmware.objects.flows.is_counting(&bulk) {
+    if by_rules {
         return Err(Refusal::busy("flow counter", number));
     }
+    let references = &firmware.objects.references;
+    let mut all = bulk.clone().map(|number| (ObjectKind::FlowCounter, number));
+    all.try_for_each(|counter| references.check_unused(counter))?;
     counters.bulks.remove(&number);
     counters.counts.retain(|counter, _| !bulk.contains(counter));
     Ok(())

@@ -1,7 +1,7 @@
 //! Flow steering: tables, groups, entries, and the route of a frame through them.
 
 use std::collections::BTreeMap;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::sync::{Mutex, PoisonError};
 
 use super::command::Command;
@@ -10,7 +10,7 @@ use super::match_value::{MATCH_BYTES, MatchValue, SECTION};
 use super::record::next_number;
 use super::refusal::{Done, Refusal};
 use super::{Firmware, Objects};
-use crate::core::{FrameTables, Qpn, Steered};
+use crate::core::{FrameTables, ObjectId, ObjectKind, Qpn, Steered};
 use crate::firmware::bits::{Field, field};
 use crate::firmware::layout::command::header;
 use crate::firmware::layout::ethernet::{
@@ -94,17 +94,23 @@ struct Entry {
     targets: Targets,
 }
 
-impl Entry {
-    fn leads_to(&self, table: u32) -> bool {
-        self.targets.destinations.contains(&Destination::Table(table))
-    }
-}
-
 /// Where an entry sends a frame, and what counts it.
 #[derive(Debug)]
 struct Targets {
     destinations: Vec<Destination>,
     counters: Vec<u32>,
+}
+
+impl Targets {
+    /// The objects that it refers to.
+    fn uses(&self) -> Vec<ObjectId> {
+        let destinations = self.destinations.iter().map(|destination| match *destination {
+            Destination::Table(table) => (ObjectKind::FlowTable, table),
+            Destination::Tir(tir) => (ObjectKind::Tir, tir),
+        });
+        let counters = self.counters.iter().map(|counter| (ObjectKind::FlowCounter, *counter));
+        destinations.chain(counters).collect()
+    }
 }
 
 #[derive(Debug)]
@@ -145,18 +151,14 @@ impl Table {
 pub struct Reached {
     tir: u32,
     flow_tag: u32,
-    /// The owner of the table that leads there.
-    owner: u16,
 }
 
 impl Objects {
-    /// The receive queue of a TIR for a frame. The tables of a user context lead only to queues of
-    /// the same context, whatever numbers their TIRs and lists of queues have.
+    /// The receive queue of a TIR for a frame.
     pub fn receiver(&self, reached: &Reached, frame: &[u8]) -> Option<(Qpn, Steered)> {
         let (queue, hash) = self.choose(reached.tir, frame)?;
-        let is_theirs = self.owners.get(&queue.object()) == Some(&reached.owner);
-        let may_receive = self.is_receive_queue(queue.0) && (reached.owner == 0 || is_theirs);
-        may_receive.then_some((queue, Steered { flow_tag: reached.flow_tag, hash }))
+        let steered = Steered { flow_tag: reached.flow_tag, hash };
+        self.is_receive_queue(queue.0).then_some((queue, steered))
     }
 }
 
@@ -167,6 +169,8 @@ pub struct FlowTables {
     root: Option<u32>,
     last_table: u32,
     last_group: u32,
+    /// Entries of all tables.
+    entries: usize,
 }
 
 impl FlowTables {
@@ -184,8 +188,7 @@ impl FlowTables {
 
     /// Whether another entry may be made.
     fn check_entries(&self) -> Done {
-        let entries: usize = self.tables.values().map(|table| table.entries.len()).sum();
-        let is_full = entries >> LOG_ENTRIES != 0;
+        let is_full = self.entries >> LOG_ENTRIES != 0;
         if is_full { Err(Refusal::limit("flow table entry")) } else { Ok(()) }
     }
 
@@ -213,19 +216,9 @@ impl FlowTables {
         if table.level > level { Ok(number) } else { Err(Refusal::parameter("level", table.level)) }
     }
 
-    /// Whether a table leads to this one.
-    fn is_next(&self, number: u32) -> bool {
-        let leads = |table: &Table| {
-            table.miss == Some(number) || table.entries.values().any(|entry| entry.leads_to(number))
-        };
-        self.tables.values().any(leads)
-    }
-
-    /// Whether an entry counts with one of these counters.
-    pub(super) fn is_counting(&self, numbers: &Range<u32>) -> bool {
-        let entries = self.tables.values().flat_map(|table| table.entries.values());
-        let mut counters = entries.flat_map(|entry| &entry.targets.counters);
-        counters.any(|counter| numbers.contains(counter))
+    /// Whether a user context has a table.
+    pub(super) fn has_owner(&self, uid: u16) -> bool {
+        self.tables.values().any(|table| table.owner == uid)
     }
 
     /// The TIRs that a frame goes to from the root on. The frame is counted.
@@ -257,7 +250,7 @@ impl FlowTables {
                 match *destination {
                     Destination::Table(next) => pending.push((next, tag)),
                     Destination::Tir(tir) => {
-                        tirs.push(Reached { tir, flow_tag: tag, owner: table.owner });
+                        tirs.push(Reached { tir, flow_tag: tag });
                     }
                 }
             }
@@ -285,6 +278,11 @@ fn miss(flows: &FlowTables, command: &Command<'_>, level: u64) -> Result<Option<
     }
 }
 
+/// The object that a miss table is.
+fn next(miss: Option<u32>) -> Option<ObjectId> {
+    miss.map(|table| (ObjectKind::FlowTable, table))
+}
+
 /// CREATE_FLOW_TABLE.
 pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let kind = command.get(create_flow_table_in::TABLE_TYPE) as u8;
@@ -307,6 +305,7 @@ pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
     let table = Table { owner, kind, level, size: 1 << log_size, miss, groups, entries };
     flows.tables.insert(number, table);
     flows.last_table = number;
+    firmware.objects.references.add(next(miss));
     command.reply.set_number(number);
     Ok(())
 }
@@ -315,10 +314,12 @@ pub(super) fn create_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
 pub(super) fn destroy_table(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let number = command.get32(create_flow_group_in::TABLE_ID);
     let flows = &mut firmware.objects.flows;
-    let has_groups = !flows.find(command)?.groups.is_empty();
-    if has_groups || flows.is_next(number) {
+    let table = flows.find(command)?;
+    if !table.groups.is_empty() {
         return Err(Refusal::busy("flow table", number));
     }
+    firmware.objects.references.check_unused((ObjectKind::FlowTable, number))?;
+    firmware.objects.references.remove(next(table.miss));
     flows.root = flows.root.filter(|root| *root != number);
     flows.tables.remove(&number);
     Ok(())
@@ -333,7 +334,9 @@ pub(super) fn modify_table(firmware: &mut Firmware<'_>, command: &mut Command<'_
     let flows = &mut firmware.objects.flows;
     let table = flows.find(command)?;
     let miss = miss(flows, command, table.level)?;
-    flows.find_mut(command)?.miss = miss;
+    let before = std::mem::replace(&mut flows.find_mut(command)?.miss, miss);
+    firmware.objects.references.remove(next(before));
+    firmware.objects.references.add(next(miss));
     Ok(())
 }
 
@@ -441,7 +444,10 @@ fn destination(
             let level = flows.find(command)?.level;
             flows.next(command, level, number).map(Destination::Table)
         }
-        TO_TIR => firmware.objects.tir.get("TIR", number).map(|_| Destination::Tir(number)),
+        TO_TIR => {
+            firmware.check_references(command, &[(ObjectKind::Tir, number)])?;
+            Ok(Destination::Tir(number))
+        }
         other => Err(Refusal::parameter("destination_type", other)),
     }
 }
@@ -464,11 +470,16 @@ pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) 
     let targets = targets(firmware, command)?;
     let tag = command.get32(flow_context::FLOW_TAG.at(ENTRY_CONTEXT));
     let has_room = firmware.objects.flows.check_entries();
+    let references = &mut firmware.objects.references;
     let table = firmware.objects.flows.find_mut(command)?;
     if operation == MODIFY_ENTRY {
         let entry = table.entries.get_mut(&index);
         let entry = entry.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
-        return change_entry(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets);
+        let before = entry.targets.uses();
+        change_entry(entry, command.get(set_fte_in::MODIFY_ENABLE_MASK), tag, targets)?;
+        references.remove(before);
+        references.add(entry.targets.uses());
+        return Ok(());
     }
     let group = table.groups.get(&number).ok_or_else(|| Refusal::no_such("flow group", number))?;
     if !group.range.contains(&index) || table.entries.contains_key(&index) {
@@ -476,7 +487,9 @@ pub(super) fn set_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) 
     }
     has_room?;
     let value = match_parameter(command, VALUE, u64::MAX);
+    references.add(targets.uses());
     table.entries.insert(index, Entry { group: number, value, tag, targets });
+    firmware.objects.flows.entries += 1;
     Ok(())
 }
 
@@ -500,7 +513,10 @@ fn change_entry(entry: &mut Entry, mask: u64, tag: u32, targets: Targets) -> Don
 pub(super) fn delete_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let index = command.get(set_fte_in::FLOW_INDEX);
     let removed = firmware.objects.flows.find_mut(command)?.entries.remove(&index);
-    removed.map(|_| ()).ok_or_else(|| Refusal::no_such("flow table entry", index as u32))
+    let entry = removed.ok_or_else(|| Refusal::no_such("flow table entry", index as u32))?;
+    firmware.objects.flows.entries -= 1;
+    firmware.objects.references.remove(entry.targets.uses());
+    Ok(())
 }
 
 #[cfg(test)]
@@ -516,24 +532,13 @@ mod tests {
         Group { range: 0..=3, mask: MatchValue::default() }
     }
 
-    fn entry() -> Entry {
-        let (destinations, counters) = Default::default();
-        let targets = Targets { destinations, counters };
-        Entry { group: 1, value: MatchValue::default(), tag: 0, targets }
-    }
-
     #[test]
-    fn tables_and_entries_have_limits() {
+    fn tables_have_a_limit() {
         let mut flows = FlowTables::default();
         flows.tables.extend((1..1 << LOG_TABLES).map(|number| (number, table())));
         assert_eq!(flows.next_table(), Ok(1 << LOG_TABLES));
         flows.tables.insert(1 << LOG_TABLES, table());
         assert_eq!(flows.next_table(), Err(Refusal::limit("flow table")));
-        let half = || (0..1 << (LOG_ENTRIES - 1)).map(|index| (index, entry()));
-        flows.tables.values_mut().take(2).for_each(|table| table.entries.extend(half()));
-        assert_eq!(flows.check_entries(), Err(Refusal::limit("flow table entry")));
-        flows.tables.values_mut().take(1).for_each(|table| drop(table.entries.pop_last()));
-        assert_eq!(flows.check_entries(), Ok(()));
     }
 
     #[test]

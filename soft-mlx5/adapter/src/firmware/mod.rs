@@ -23,6 +23,7 @@ pub mod numbers;
 pub mod page_list;
 mod queue_pair;
 pub mod record;
+mod references;
 pub mod refusal;
 mod resource;
 mod shared_receive;
@@ -45,7 +46,8 @@ use self::flow_counter::FlowCounters;
 use self::flow_table::FlowTables;
 use self::numbers::Numbers;
 use self::record::Records;
-use self::refusal::{Done, Refusal};
+use self::references::{References, no_such};
+use self::refusal::Done;
 use self::table::CommandSpec;
 use self::umem::Umems;
 use crate::core::{Core, ObjectId, ObjectKind, Pdn};
@@ -106,6 +108,7 @@ pub struct Objects {
     /// Transport interfaces of receivers.
     pub tir: Records,
     rqt: Records,
+    references: References,
     /// Counters of frames.
     pub flow_counters: FlowCounters,
     /// Where frames go.
@@ -131,6 +134,7 @@ impl Objects {
             tis: Records::default(),
             tir: Records::default(),
             rqt: Records::default(),
+            references: References::default(),
             flow_counters: FlowCounters::default(),
             flows: FlowTables::default(),
             reserved: BTreeMap::new(),
@@ -179,6 +183,20 @@ impl Objects {
     }
 }
 
+/// Kinds of object that only commands create. One without an owner is the driver's.
+const ONLY_BY_COMMANDS: &[ObjectKind] = &[
+    ObjectKind::TransportDomain,
+    ObjectKind::Tis,
+    ObjectKind::Tir,
+    ObjectKind::Rqt,
+    ObjectKind::QueueCounter,
+];
+
+/// The object that a command names by this number: of a key it is the index.
+fn subject(kind: ObjectKind, number: u32) -> ObjectId {
+    if kind == ObjectKind::Mkey { (kind, number << 8) } else { (kind, number) }
+}
+
 /// The firmware while it runs a command.
 pub struct Firmware<'a> {
     /// The core.
@@ -197,6 +215,9 @@ impl Firmware<'_> {
     pub fn run(&mut self, spec: &CommandSpec, command: &mut Command<'_>) -> Done {
         command.need(spec.form.input)?;
         command.reply.need(spec.form.output)?;
+        if let Some(kind) = spec.subject {
+            self.check_uses(command, &[subject(kind, command.number())])?;
+        }
         (spec.run)(self, command)
     }
 
@@ -208,13 +229,17 @@ impl Firmware<'_> {
     }
 
     /// Whether the command's user context may use these objects. The driver may use all.
-    fn check_uses(&self, command: &Command<'_>, objects: &[ObjectId]) -> Done {
+    ///
+    /// # Errors
+    /// A refusal if it may not.
+    pub fn check_uses(&self, command: &Command<'_>, objects: &[ObjectId]) -> Done {
         if command.user_context() == 0 {
             return Ok(());
         }
         objects.iter().try_for_each(|object| match self.objects.owners.get(object) {
             Some(owner) if *owner == command.user_context() => Ok(()),
-            Some(_) => Err(Refusal::no_such(&object.0.to_string(), object.1)),
+            Some(_) => Err(no_such(*object)),
+            None if ONLY_BY_COMMANDS.contains(&object.0) => Err(no_such(*object)),
             None => self.front.check_use(object.0, object.1),
         })
     }

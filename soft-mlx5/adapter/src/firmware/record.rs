@@ -4,26 +4,40 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::Firmware;
 use super::command::Command;
+use super::references::no_such;
 use super::refusal::{Done, Refusal};
+use super::{Firmware, Objects};
+use crate::core::{ObjectId, ObjectKind, Qpn};
 use crate::firmware::bits::{Field, field};
-use crate::firmware::layout::ethernet::rqtc;
+use crate::firmware::layout::context::tisc;
+use crate::firmware::layout::ethernet::{rqtc, tirc};
 
 /// A part of a context that MODIFY may change: its bit in the mask, its first bit, and its number
 /// of bits.
 type Change = (u64, usize, usize);
 
+/// log2 of the most objects of each kind.
+pub(super) const LOG_RECORDS: u32 = 16;
+
 /// log2 of the most receive queues that a table lists.
 pub(super) const LOG_LIST: u32 = 11;
 
 /// Where a receive queue table's context has its list, in bits.
-pub(super) const LIST: usize = 0x780;
+const LIST: usize = 0x780;
+
+/// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`: from a table.
+pub(super) const INDIRECT: u64 = 1;
+
+/// A receive queue of a table's context.
+pub(super) fn queue(table: &[u8], place: usize) -> Qpn {
+    Qpn(field(LIST + 8, 24).element(place, 32).get32(table))
+}
 
 /// A kind of stored object.
 pub(super) trait Kind {
-    /// Its name in refusals.
-    const NAME: &'static str;
+    /// Its objects.
+    const OBJECT: ObjectKind;
     /// Offset of the context in CREATE in bits, and its size in bytes.
     const CONTEXT: (usize, usize);
     /// Offset of the context in QUERY, in bits.
@@ -34,8 +48,10 @@ pub(super) trait Kind {
     fn check(_context: &[u8], _given: usize) -> Done {
         Ok(())
     }
+    /// The objects that a context refers to.
+    fn uses(context: &[u8]) -> Vec<ObjectId>;
     /// The firmware's objects of this kind.
-    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records;
+    fn records(objects: &mut Objects) -> &mut Records;
 }
 
 /// The first free number of 24 bits after `last`, not 0. Freed ones are reused as late as possible.
@@ -53,22 +69,25 @@ pub struct Records {
 
 impl Records {
     /// Adds an object under a fresh number.
-    pub(super) fn insert(&mut self, context: Vec<u8>) -> u32 {
+    fn insert(&mut self, kind: ObjectKind, context: Vec<u8>) -> Result<u32, Refusal> {
+        if self.contexts.len() >> LOG_RECORDS != 0 {
+            return Err(Refusal::limit(&kind.to_string()));
+        }
         self.last = next_number(self.last, |number| self.contexts.contains_key(&number));
         self.contexts.insert(self.last, context);
-        self.last
+        Ok(self.last)
+    }
+
+    pub(super) fn contains(&self, number: u32) -> bool {
+        self.contexts.contains_key(&number)
     }
 
     /// The context of an object.
     ///
     /// # Errors
     /// A refusal if there is none of this number.
-    pub fn get(&self, name: &str, number: u32) -> Result<&Vec<u8>, Refusal> {
-        self.contexts.get(&number).ok_or_else(|| Refusal::no_such(name, number))
-    }
-
-    pub(super) fn remove(&mut self, name: &str, number: u32) -> Done {
-        self.contexts.remove(&number).map(|_| ()).ok_or_else(|| Refusal::no_such(name, number))
+    pub fn get(&self, kind: ObjectKind, number: u32) -> Result<&Vec<u8>, Refusal> {
+        self.contexts.get(&number).ok_or_else(|| no_such((kind, number)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -85,7 +104,11 @@ fn context<K: Kind>(command: &Command<'_>) -> Vec<u8> {
 pub(super) fn create<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = context::<K>(command);
     K::check(&context, context.len())?;
-    let number = K::records(firmware).insert(context);
+    let used = K::uses(&context);
+    firmware.check_references(command, &used)?;
+    let number = K::records(firmware.objects).insert(K::OBJECT, context)?;
+    firmware.objects.references.add(used);
+    firmware.created(command, (K::OBJECT, number), &[]);
     command.reply.set_number(number);
     Ok(())
 }
@@ -99,9 +122,7 @@ pub(super) fn modify<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command
     }
     let number = command.number();
     let wanted = context::<K>(command);
-    let records = K::records(firmware);
-    let kept = records.contexts.get_mut(&number);
-    let kept = kept.ok_or_else(|| Refusal::no_such(K::NAME, number))?;
+    let kept = K::records(firmware.objects).get(K::OBJECT, number)?.clone();
     let mut changed = kept.clone();
     changed.resize(kept.len().max(wanted.len()), 0);
     for (_, first, bits) in K::CHANGES.iter().filter(|(bit, ..)| mask & bit != 0) {
@@ -109,7 +130,11 @@ pub(super) fn modify<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command
     }
     let given = if mask == 0 { changed.len() } else { wanted.len() };
     K::check(&changed, given)?;
-    *kept = changed;
+    let used = K::uses(&changed);
+    firmware.check_references(command, &used)?;
+    firmware.objects.references.remove(K::uses(&kept));
+    firmware.objects.references.add(used);
+    K::records(firmware.objects).contexts.insert(number, changed);
     Ok(())
 }
 
@@ -124,26 +149,40 @@ fn copy_bits(to: &mut [u8], from: &[u8], range: Range<usize>) {
 }
 
 pub(super) fn query<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    let context = K::records(firmware).get(K::NAME, command.number())?.clone();
+    let context = K::records(firmware.objects).get(K::OBJECT, command.number())?.clone();
     command.reply.put(K::QUERY, &context);
     Ok(())
 }
 
 pub(super) fn destroy<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    K::records(firmware).remove(K::NAME, command.number())
+    let object = (K::OBJECT, command.number());
+    firmware.objects.references.check_unused(object)?;
+    let removed = K::records(firmware.objects).contexts.remove(&object.1);
+    let context = removed.ok_or_else(|| no_such(object))?;
+    firmware.objects.references.remove(K::uses(&context));
+    firmware.objects.release(object);
+    Ok(())
+}
+
+/// The transport domain of a context. That an adapter takes number 0 for none is unconfirmed.
+fn domain(number: u32) -> Option<ObjectId> {
+    (number != 0).then_some((ObjectKind::TransportDomain, number))
 }
 
 /// Transport interface, sending.
 pub(super) struct Tis;
 
 impl Kind for Tis {
-    const NAME: &'static str = "TIS";
+    const OBJECT: ObjectKind = ObjectKind::Tis;
     const CONTEXT: (usize, usize) = (0x100, 160);
     const QUERY: usize = 0x80;
     /// `modify_tis_bitmask`: priority.
     const CHANGES: &'static [Change] = &[(1, 0xc, 4)];
-    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
-        &mut firmware.objects.tis
+    fn uses(context: &[u8]) -> Vec<ObjectId> {
+        domain(tisc::TRANSPORT_DOMAIN.get32(context)).into_iter().collect()
+    }
+    fn records(objects: &mut Objects) -> &mut Records {
+        &mut objects.tis
     }
 }
 
@@ -151,7 +190,7 @@ impl Kind for Tis {
 pub(super) struct Tir;
 
 impl Kind for Tir {
-    const NAME: &'static str = "TIR";
+    const OBJECT: ObjectKind = ObjectKind::Tir;
     const CONTEXT: (usize, usize) = (0x100, 240);
     const QUERY: usize = 0x100;
     /// `modify_tir_bitmask`: loopback; hash function, key and fields; merging of packets.
@@ -162,8 +201,16 @@ impl Kind for Tir {
         (1 << 2, 0x140, 0x180),
         (1, 0x84, 28),
     ];
-    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
-        &mut firmware.objects.tir
+    fn uses(context: &[u8]) -> Vec<ObjectId> {
+        let receives = match tirc::DISP_TYPE.get(context) {
+            INDIRECT => (ObjectKind::Rqt, tirc::INDIRECT_TABLE.get32(context)),
+            _ => Qpn(tirc::INLINE_RQN.get32(context)).object(),
+        };
+        let domain = domain(tirc::TRANSPORT_DOMAIN.get32(context));
+        domain.into_iter().chain([receives]).collect()
+    }
+    fn records(objects: &mut Objects) -> &mut Records {
+        &mut objects.tir
     }
 }
 
@@ -171,7 +218,7 @@ impl Kind for Tir {
 pub(super) struct Rqt;
 
 impl Kind for Rqt {
-    const NAME: &'static str = "RQT";
+    const OBJECT: ObjectKind = ObjectKind::Rqt;
     const CONTEXT: (usize, usize) = (0x100, 1 << 16);
     const QUERY: usize = 0x100;
     /// `rqt_bitmask`: the list and its length.
@@ -187,7 +234,11 @@ impl Kind for Rqt {
         let need = LIST / 8 + actual as usize * size_of::<u32>();
         if given < need { Err(Refusal::short_input(given, need)) } else { Ok(()) }
     }
-    fn records<'a>(firmware: &'a mut Firmware<'_>) -> &'a mut Records {
-        &mut firmware.objects.rqt
+    fn uses(context: &[u8]) -> Vec<ObjectId> {
+        let count = rqtc::RQT_ACTUAL_SIZE.get(context) as usize;
+        (0..count).map(|place| queue(context, place).object()).collect()
+    }
+    fn records(objects: &mut Objects) -> &mut Records {
+        &mut objects.rqt
     }
 }

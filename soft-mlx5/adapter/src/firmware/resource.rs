@@ -3,7 +3,7 @@
 use super::Firmware;
 use super::command::Command;
 use super::refusal::Done;
-use crate::core::{Pdn, Xrcdn};
+use crate::core::{ObjectKind, Pdn, Xrcdn};
 
 pub(super) fn alloc_pd(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let pdn = firmware.core.create_pd()?;
@@ -35,7 +35,9 @@ pub(super) fn alloc_transport_domain(
     firmware: &mut Firmware<'_>,
     command: &mut Command<'_>,
 ) -> Done {
-    command.reply.set_number(firmware.objects.transport_domains.allocate()?);
+    let number = firmware.objects.transport_domains.allocate()?;
+    firmware.created(command, (ObjectKind::TransportDomain, number), &[]);
+    command.reply.set_number(number);
     Ok(())
 }
 
@@ -43,5 +45,9 @@ pub(super) fn dealloc_transport_domain(
     firmware: &mut Firmware<'_>,
     command: &mut Command<'_>,
 ) -> Done {
-    firmware.objects.transport_domains.free(command.number())
+    let object = (ObjectKind::TransportDomain, command.number());
+    firmware.objects.references.check_unused(object)?;
+    firmware.objects.transport_domains.free(object.1)?;
+    firmware.objects.release(object);
+    Ok(())
 }

@@ -1,14 +1,12 @@
 //! How a transport interface for receivers (TIR) chooses among receive queues.
 
 use super::Objects;
-use super::record::LIST;
+use super::record::{INDIRECT, queue};
 use super::refusal::Refusal;
-use crate::core::{Qpn, RSS_KEY, RssHash, Spread, place};
-use crate::firmware::bits::{Field, field};
+use crate::core::{ObjectKind, Qpn, RSS_KEY, RssHash, Spread, place};
+use crate::firmware::bits::Field;
 use crate::firmware::layout::ethernet::{rqtc, tirc};
 
-/// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`.
-const INDIRECT: u64 = 1;
 /// Hash functions, `MLX5_RX_HASH_FN_*`.
 const TOEPLITZ: u64 = 2;
 
@@ -24,10 +22,10 @@ impl Receivers<'_> {
     }
 
     fn queue(&self, place: usize) -> Qpn {
-        Qpn(match self.list {
-            Some(list) => field(LIST + 8, 24).element(place, 32).get32(list),
-            None => tirc::INLINE_RQN.get32(self.tir),
-        })
+        match self.list {
+            Some(list) => queue(list, place),
+            None => Qpn(tirc::INLINE_RQN.get32(self.tir)),
+        }
     }
 
     fn hash(&self) -> Option<RssHash> {
@@ -37,9 +35,9 @@ impl Receivers<'_> {
 
 impl Objects {
     fn receivers(&self, tir: u32) -> Result<Receivers<'_>, Refusal> {
-        let tir = &**self.tir.get("TIR", tir)?;
+        let tir = &**self.tir.get(ObjectKind::Tir, tir)?;
         let list = match tirc::DISP_TYPE.get(tir) {
-            INDIRECT => Some(&**self.rqt.get("RQT", tirc::INDIRECT_TABLE.get32(tir))?),
+            INDIRECT => Some(&**self.rqt.get(ObjectKind::Rqt, tirc::INDIRECT_TABLE.get32(tir))?),
             _ => None,
         };
         Ok(Receivers { tir, list })

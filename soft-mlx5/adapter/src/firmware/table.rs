@@ -12,7 +12,7 @@ use super::{
     general_object, memory_key, queue_pair, record, resource, shared_receive, tag_matching, umem,
     user_context,
 };
-use crate::core::QpState;
+use crate::core::{ObjectKind, QpState};
 
 type Handler = fn(&mut Firmware<'_>, &mut Command<'_>) -> Done;
 
@@ -51,6 +51,9 @@ pub struct CommandSpec {
     /// What it looks like.
     pub form: Form,
     pub(super) run: Handler,
+    /// The kind of object that it names by [`object::NUMBER`](layout::object::NUMBER), if it
+    /// changes, queries or destroys one.
+    pub(super) subject: Option<ObjectKind>,
 }
 
 /// The command of an opcode, if it is about objects.
@@ -59,9 +62,11 @@ pub fn find(opcode: u16) -> Option<&'static CommandSpec> {
     Some(&COMMANDS[index])
 }
 
-/// A row per command: opcode, name, smallest input and output in bytes, structures, handler.
+/// A row per command: opcode, name, smallest input and output in bytes, structures, handler, and
+/// the kind of the object that it is about.
 macro_rules! commands {
-    ($($opcode:literal $name:literal ($input:literal, $output:literal) $fields:ident $run:expr;)*) => {
+    ($($opcode:literal $name:literal ($input:literal, $output:literal) $fields:ident
+        $run:expr $(, $subject:ident)?;)*) => {
         &[$(CommandSpec {
             form: Form {
                 opcode: $opcode,
@@ -71,83 +76,85 @@ macro_rules! commands {
                 fields: $fields,
             },
             run: $run,
+            subject: [$(ObjectKind::$subject)?].first().copied(),
         },)*]
     };
 }
 
 const COMMANDS: &[CommandSpec] = commands! {
     0x200 "CREATE_MKEY" (272, 16) MKEY memory_key::create;
-    0x201 "QUERY_MKEY" (16, 304) OBJECT memory_key::query;
-    0x202 "DESTROY_MKEY" (16, 8) OBJECT memory_key::destroy;
+    0x201 "QUERY_MKEY" (16, 304) OBJECT memory_key::query, Mkey;
+    0x202 "DESTROY_MKEY" (16, 8) OBJECT memory_key::destroy, Mkey;
     0x203 "QUERY_SPECIAL_CONTEXTS" (8, 32) NONE memory_key::query_special_contexts;
     0x400 "CREATE_CQ" (272, 16) CQ completion_queue::create;
-    0x401 "DESTROY_CQ" (16, 8) OBJECT completion_queue::destroy;
-    0x402 "QUERY_CQ" (16, 272) OBJECT completion_queue::query;
-    0x403 "MODIFY_CQ" (272, 8) CHANGE_CQ completion_queue::modify;
+    0x401 "DESTROY_CQ" (16, 8) OBJECT completion_queue::destroy, Cq;
+    0x402 "QUERY_CQ" (16, 272) OBJECT completion_queue::query, Cq;
+    0x403 "MODIFY_CQ" (272, 8) CHANGE_CQ completion_queue::modify, Cq;
     0x500 "CREATE_QP" (272, 16) CREATE_QP queue_pair::create;
-    0x501 "DESTROY_QP" (16, 8) OBJECT queue_pair::destroy;
-    0x502 "RST2INIT_QP" (256, 8) MODIFY_QP queue_pair::reset_to_init;
-    0x503 "INIT2RTR_QP" (256, 8) MODIFY_QP queue_pair::init_to_rtr;
-    0x504 "RTR2RTS_QP" (256, 8) MODIFY_QP queue_pair::rtr_to_rts;
+    0x501 "DESTROY_QP" (16, 8) OBJECT queue_pair::destroy, Qp;
+    0x502 "RST2INIT_QP" (256, 8) MODIFY_QP queue_pair::reset_to_init, Qp;
+    0x503 "INIT2RTR_QP" (256, 8) MODIFY_QP queue_pair::init_to_rtr, Qp;
+    0x504 "RTR2RTS_QP" (256, 8) MODIFY_QP queue_pair::rtr_to_rts, Qp;
     0x505 "RTS2RTS_QP" (256, 8) MODIFY_QP
-        |firmware, command| to_ready_to_send(firmware, command, QpState::ReadyToSend);
+        |firmware, command| to_ready_to_send(firmware, command, QpState::ReadyToSend), Qp;
     0x506 "SQERR2RTS_QP" (256, 8) MODIFY_QP
-        |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueError);
+        |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueError), Qp;
     0x507 "2ERR_QP" (16, 8) OBJECT
-        |firmware, command| queue_pair::stop(firmware, command, QpState::Error);
+        |firmware, command| queue_pair::stop(firmware, command, QpState::Error), Qp;
     0x50a "2RST_QP" (16, 8) OBJECT
-        |firmware, command| queue_pair::stop(firmware, command, QpState::Reset);
-    0x50b "QUERY_QP" (16, 272) OBJECT queue_pair::query;
+        |firmware, command| queue_pair::stop(firmware, command, QpState::Reset), Qp;
+    0x50b "QUERY_QP" (16, 272) OBJECT queue_pair::query, Qp;
     0x50c "SQD_RTS_QP" (256, 8) MODIFY_QP
-        |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueDrain);
-    0x50e "INIT2INIT_QP" (256, 8) MODIFY_QP queue_pair::init_to_init;
-    0x703 "ARM_RQ" (16, 8) ARM_RQ tag_matching::arm_rq;
+        |firmware, command| to_ready_to_send(firmware, command, QpState::SendQueueDrain), Qp;
+    0x50e "INIT2INIT_QP" (256, 8) MODIFY_QP queue_pair::init_to_init, Qp;
+    0x703 "ARM_RQ" (16, 8) ARM_RQ tag_matching::arm_rq, Srq;
     0x705 "CREATE_XRC_SRQ" (272, 16) XRC_SRQ shared_receive::create_xrc;
-    0x706 "DESTROY_XRC_SRQ" (16, 8) OBJECT shared_receive::destroy_xrc;
-    0x707 "QUERY_XRC_SRQ" (16, 80) OBJECT shared_receive::query_xrc;
-    0x708 "ARM_XRC_SRQ" (16, 8) ARM_RQ shared_receive::arm_xrc;
+    0x706 "DESTROY_XRC_SRQ" (16, 8) OBJECT shared_receive::destroy_xrc, Srq;
+    0x707 "QUERY_XRC_SRQ" (16, 80) OBJECT shared_receive::query_xrc, Srq;
+    0x708 "ARM_XRC_SRQ" (16, 8) ARM_RQ shared_receive::arm_xrc, Srq;
     0x710 "CREATE_DCT" (128, 16) DCT dc_target::create;
-    0x711 "DESTROY_DCT" (16, 8) OBJECT dc_target::destroy;
-    0x712 "DRAIN_DCT" (16, 8) OBJECT dc_target::drain;
-    0x713 "QUERY_DCT" (16, 128) OBJECT dc_target::query;
-    0x714 "ARM_DCT_FOR_KEY_VIOLATION" (16, 8) OBJECT dc_target::arm;
+    0x711 "DESTROY_DCT" (16, 8) OBJECT dc_target::destroy, Qp;
+    0x712 "DRAIN_DCT" (16, 8) OBJECT dc_target::drain, Qp;
+    0x713 "QUERY_DCT" (16, 128) OBJECT dc_target::query, Qp;
+    0x714 "ARM_DCT_FOR_KEY_VIOLATION" (16, 8) OBJECT dc_target::arm, Qp;
     0x717 "CREATE_XRQ" (336, 16) XRQ tag_matching::create;
-    0x718 "DESTROY_XRQ" (16, 8) OBJECT tag_matching::destroy;
-    0x719 "QUERY_XRQ" (16, 336) OBJECT tag_matching::query;
-    0x71a "ARM_XRQ" (16, 8) ARM_RQ tag_matching::arm;
+    0x718 "DESTROY_XRQ" (16, 8) OBJECT tag_matching::destroy, Srq;
+    0x719 "QUERY_XRQ" (16, 336) OBJECT tag_matching::query, Srq;
+    0x71a "ARM_XRQ" (16, 8) ARM_RQ tag_matching::arm, Srq;
     0x771 "ALLOC_Q_COUNTER" (8, 16) NONE counters::allocate;
     0x772 "DEALLOC_Q_COUNTER" (16, 8) COUNTER counters::free;
     0x773 "QUERY_Q_COUNTER" (32, 256) NONE counters::query;
     0x800 "ALLOC_PD" (8, 16) NONE resource::alloc_pd;
-    0x801 "DEALLOC_PD" (16, 8) OBJECT resource::dealloc_pd;
+    0x801 "DEALLOC_PD" (16, 8) OBJECT resource::dealloc_pd, Pd;
     0x80e "ALLOC_XRCD" (8, 16) NONE resource::alloc_xrcd;
-    0x80f "DEALLOC_XRCD" (16, 8) OBJECT resource::dealloc_xrcd;
+    0x80f "DEALLOC_XRCD" (16, 8) OBJECT resource::dealloc_xrcd, Xrcd;
     0x816 "ALLOC_TRANSPORT_DOMAIN" (8, 16) NONE resource::alloc_transport_domain;
-    0x817 "DEALLOC_TRANSPORT_DOMAIN" (16, 8) OBJECT resource::dealloc_transport_domain;
+    0x817 "DEALLOC_TRANSPORT_DOMAIN" (16, 8) OBJECT
+        resource::dealloc_transport_domain, TransportDomain;
     0x900 "CREATE_TIR" (272, 16) TIR record::create::<Tir>;
-    0x901 "MODIFY_TIR" (272, 8) OBJECT record::modify::<Tir>;
-    0x902 "DESTROY_TIR" (16, 8) OBJECT record::destroy::<Tir>;
-    0x903 "QUERY_TIR" (16, 272) OBJECT record::query::<Tir>;
+    0x901 "MODIFY_TIR" (272, 8) OBJECT record::modify::<Tir>, Tir;
+    0x902 "DESTROY_TIR" (16, 8) OBJECT record::destroy::<Tir>, Tir;
+    0x903 "QUERY_TIR" (16, 272) OBJECT record::query::<Tir>, Tir;
     0x904 "CREATE_SQ" (272, 16) SQ ethernet::create_send;
-    0x905 "MODIFY_SQ" (272, 8) CHANGE_SQ ethernet::modify_send;
-    0x906 "DESTROY_SQ" (16, 8) OBJECT ethernet::destroy::<Sq>;
-    0x907 "QUERY_SQ" (16, 272) OBJECT ethernet::query::<Sq>;
+    0x905 "MODIFY_SQ" (272, 8) CHANGE_SQ ethernet::modify_send, Qp;
+    0x906 "DESTROY_SQ" (16, 8) OBJECT ethernet::destroy::<Sq>, Qp;
+    0x907 "QUERY_SQ" (16, 272) OBJECT ethernet::query::<Sq>, Qp;
     0x908 "CREATE_RQ" (272, 16) RQ ethernet::create_receive;
-    0x909 "MODIFY_RQ" (272, 8) CHANGE_RQ ethernet::modify_receive;
-    0x90a "DESTROY_RQ" (16, 8) OBJECT ethernet::destroy::<Rq>;
-    0x90b "QUERY_RQ" (16, 272) OBJECT ethernet::query::<Rq>;
+    0x909 "MODIFY_RQ" (272, 8) CHANGE_RQ ethernet::modify_receive, Qp;
+    0x90a "DESTROY_RQ" (16, 8) OBJECT ethernet::destroy::<Rq>, Qp;
+    0x90b "QUERY_RQ" (16, 272) OBJECT ethernet::query::<Rq>, Qp;
     0x90c "CREATE_RMP" (272, 16) RMP shared_receive::create_pool;
-    0x90d "MODIFY_RMP" (272, 8) CHANGE_RMP shared_receive::modify_pool;
-    0x90e "DESTROY_RMP" (16, 8) OBJECT shared_receive::destroy_pool;
-    0x90f "QUERY_RMP" (16, 272) OBJECT shared_receive::query_pool;
+    0x90d "MODIFY_RMP" (272, 8) CHANGE_RMP shared_receive::modify_pool, Srq;
+    0x90e "DESTROY_RMP" (16, 8) OBJECT shared_receive::destroy_pool, Srq;
+    0x90f "QUERY_RMP" (16, 272) OBJECT shared_receive::query_pool, Srq;
     0x912 "CREATE_TIS" (192, 16) TIS record::create::<Tis>;
-    0x913 "MODIFY_TIS" (192, 8) OBJECT record::modify::<Tis>;
-    0x914 "DESTROY_TIS" (16, 8) OBJECT record::destroy::<Tis>;
-    0x915 "QUERY_TIS" (16, 176) OBJECT record::query::<Tis>;
+    0x913 "MODIFY_TIS" (192, 8) OBJECT record::modify::<Tis>, Tis;
+    0x914 "DESTROY_TIS" (16, 8) OBJECT record::destroy::<Tis>, Tis;
+    0x915 "QUERY_TIS" (16, 176) OBJECT record::query::<Tis>, Tis;
     0x916 "CREATE_RQT" (272, 16) RQT record::create::<Rqt>;
-    0x917 "MODIFY_RQT" (272, 8) OBJECT record::modify::<Rqt>;
-    0x918 "DESTROY_RQT" (16, 8) OBJECT record::destroy::<Rqt>;
-    0x919 "QUERY_RQT" (16, 272) OBJECT record::query::<Rqt>;
+    0x917 "MODIFY_RQT" (272, 8) OBJECT record::modify::<Rqt>, Rqt;
+    0x918 "DESTROY_RQT" (16, 8) OBJECT record::destroy::<Rqt>, Rqt;
+    0x919 "QUERY_RQT" (16, 272) OBJECT record::query::<Rqt>, Rqt;
     0x92f "SET_FLOW_TABLE_ROOT" (64, 8) FLOW_ROOT flow_table::set_root;
     0x930 "CREATE_FLOW_TABLE" (64, 16) FLOW_TABLE flow_table::create_table;
     0x931 "DESTROY_FLOW_TABLE" (64, 8) FLOW_ROOT flow_table::destroy_table;

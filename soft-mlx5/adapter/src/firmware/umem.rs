@@ -50,6 +50,11 @@ impl Umems {
         self.known.len()
     }
 
+    /// Whether a user context has memory.
+    pub(super) fn has_owner(&self, uid: u16) -> bool {
+        self.known.values().any(|umem| umem.owner == uid)
+    }
+
     /// A command has put an object, or a part of it, in these places.
     pub(super) fn hold(&mut self, command: &Command<'_>, object: ObjectId, places: &[&Place]) {
         let used = self.users.entry(object).or_default();
@@ -226,6 +231,10 @@ pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
 
 /// DESTROY_UMEM.
 pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
+    let owner = firmware.objects.umems.known.get(&command.number()).map(|umem| umem.owner);
+    if owner.is_some_and(|owner| ![0, owner].contains(&command.user_context())) {
+        return Err(Refusal::no_such("umem", command.number()));
+    }
     firmware.objects.release_umem(command.number())
 }
 

@@ -20,9 +20,21 @@ impl Objects {
     /// Forgets a user context.
     ///
     /// # Errors
-    /// A refusal if there is none of this number.
+    /// A refusal if there is none of this number, or while it has objects: another context may get
+    /// the number.
     pub fn destroy_user_context(&mut self, uid: u16) -> Done {
+        self.user_contexts.check(uid.into())?;
+        if self.has_owner(uid) {
+            return Err(Refusal::busy("user context", uid.into()));
+        }
         self.user_contexts.free(uid.into())
+    }
+
+    fn has_owner(&self, uid: u16) -> bool {
+        self.owners.values().chain(self.reserved.values()).any(|owner| *owner == uid)
+            || self.umems.has_owner(uid)
+            || self.flows.has_owner(uid)
+            || self.flow_counters.has_owner(uid)
     }
 }
 

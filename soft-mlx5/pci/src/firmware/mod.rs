@@ -267,7 +267,7 @@ impl Firmware {
     }
 
     /// The firmware that executes commands about objects.
-    fn object_firmware(&mut self) -> uverbs_soft_adapter::firmware::Firmware<'_> {
+    pub(super) fn object_firmware(&mut self) -> uverbs_soft_adapter::firmware::Firmware<'_> {
         uverbs_soft_adapter::firmware::Firmware {
             core: &mut self.core,
             objects: &mut self.objects,

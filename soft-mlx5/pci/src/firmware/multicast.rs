@@ -10,6 +10,7 @@ use uverbs_soft::packet::Gid;
 /// a program names with it, and leaves it as often. A queue pair in a group cannot be destroyed.
 pub(super) fn attach(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (qpn, group) = (command.number(), group(command));
+    firmware.object_firmware().check_uses(command, &[Qpn(qpn).object()])?;
     firmware.core.attach_multicast(Qpn(qpn), group)?;
     let count = firmware.memberships.entry((qpn, group)).or_default();
     *count += 1;
@@ -23,6 +24,7 @@ pub(super) fn attach(firmware: &mut Firmware, command: &mut Command<'_>) -> Done
 /// DETACH_FROM_MCG.
 pub(super) fn detach(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (qpn, group) = (command.number(), group(command));
+    firmware.object_firmware().check_uses(command, &[Qpn(qpn).object()])?;
     if let Some(count @ 2..) = firmware.memberships.get_mut(&(qpn, group)) {
         *count -= 1;
         return Ok(());

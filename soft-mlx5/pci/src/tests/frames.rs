@@ -412,9 +412,10 @@ fn a_table_forwards_frames_without_an_entry() {
 #[test]
 fn modifying_a_tir_keeps_its_other_fields() {
     let mut driver = pair().into_iter().next().unwrap();
+    let table = driver.create(Input::new(0x916, 272));
     let tir = Input::new(0x900, 272)
         .set(tirc::DISP_TYPE.at(CONTEXT), 1)
-        .set(tirc::INDIRECT_TABLE.at(CONTEXT), 0x77)
+        .set(tirc::INDIRECT_TABLE.at(CONTEXT), table.into())
         .set(tirc::RX_HASH_FN.at(CONTEXT), 2);
     let number = driver.create(tir);
     let change = |mask: u64| {
@@ -436,9 +437,9 @@ fn modifying_a_tir_keeps_its_other_fields() {
         fields.map(|field| field.at(CONTEXT).get(&reply))
     };
     driver.done(change(1 << 4), 8);
-    assert_eq!(query(&mut driver), [1, 0x77, 2, 0, 3]);
+    assert_eq!(query(&mut driver), [1, table.into(), 2, 0, 3]);
     driver.done(change(1 << 2), 8);
-    assert_eq!(query(&mut driver), [1, 0x77, 0, 0xf, 3]);
+    assert_eq!(query(&mut driver), [1, table.into(), 0, 0xf, 3]);
     assert_eq!(driver.command(change(1 << 9), 8).unwrap_err().0, 3, "an unknown bit");
 }
 

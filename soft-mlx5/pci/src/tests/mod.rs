@@ -6,6 +6,7 @@ mod driver;
 mod flow_counters;
 mod flow_tables;
 mod frames;
+mod owners;
 mod queues;
 mod reserved_numbers;
 mod strictness;

@@ -1,0 +1,68 @@
+//! Which objects are referred to by others, for the kinds of object that the core does not know.
+//!
+//! What something refers to is not destroyed. That an adapter refuses it is unconfirmed; the driver
+//! destroys an object's users first.
+
+use std::collections::HashMap;
+
+use super::command::Command;
+use super::refusal::{Done, Refusal};
+use super::{Firmware, Objects};
+use crate::core::{ObjectId, ObjectKind};
+
+/// How often each object is referred to.
+#[derive(Debug, Default)]
+pub(super) struct References(HashMap<ObjectId, usize>);
+
+impl References {
+    pub(super) fn add(&mut self, objects: impl IntoIterator<Item = ObjectId>) {
+        objects.into_iter().for_each(|object| *self.0.entry(object).or_default() += 1);
+    }
+
+    pub(super) fn remove(&mut self, objects: impl IntoIterator<Item = ObjectId>) {
+        for object in objects {
+            if let Some(count) = self.0.get_mut(&object) {
+                *count -= 1;
+                if *count == 0 {
+                    self.0.remove(&object);
+                }
+            }
+        }
+    }
+
+    /// Refuses the destruction of an object that another refers to.
+    pub(super) fn check_unused(&self, object: ObjectId) -> Done {
+        let (kind, number) = object;
+        let is_used = self.0.contains_key(&object);
+        if is_used { Err(Refusal::busy(&kind.to_string(), number)) } else { Ok(()) }
+    }
+}
+
+impl Objects {
+    /// Whether there is an object that others may refer to. Of queues there are those that receive
+    /// frames.
+    fn exists(&self, (kind, number): ObjectId) -> bool {
+        match kind {
+            ObjectKind::TransportDomain => self.transport_domains.check(number).is_ok(),
+            ObjectKind::Tis => self.tis.contains(number),
+            ObjectKind::Tir => self.tir.contains(number),
+            ObjectKind::Rqt => self.rqt.contains(number),
+            ObjectKind::Qp => self.is_receive_queue(number),
+            _ => false,
+        }
+    }
+}
+
+impl Firmware<'_> {
+    /// Whether a command may have an object refer to these.
+    pub(super) fn check_references(&self, command: &Command<'_>, objects: &[ObjectId]) -> Done {
+        let lacking = objects.iter().find(|object| !self.objects.exists(**object));
+        lacking.map_or(Ok(()), |lacking| Err(no_such(*lacking)))?;
+        self.check_uses(command, objects)
+    }
+}
+
+/// There is no such object, or none that the command may name.
+pub(super) fn no_such((kind, number): ObjectId) -> Refusal {
+    Refusal::no_such(&kind.to_string(), number)
+}
