@@ -125,7 +125,7 @@ impl Objects {
             completion_vectors: BTreeMap::new(),
             services: BTreeMap::new(),
             transport_domains: Numbers::new("transport domain", 1..1 << 16),
-            user_contexts: Numbers::new("user context", 1..1 << 16),
+            user_contexts: Numbers::new("user context", 1..SHARED),
             queue_counters: QueueCounters::default(),
             dc_targets: 0,
             umems: Umems::default(),
@@ -182,6 +182,9 @@ impl Objects {
         ]
     }
 }
+
+/// The driver's number for objects that all user contexts may share (`MLX5_SHARED_RESOURCE_UID`).
+const SHARED: u32 = 0xffff;
 
 /// Kinds of object that only commands create. One without an owner is the driver's.
 const ONLY_BY_COMMANDS: &[ObjectKind] = &[

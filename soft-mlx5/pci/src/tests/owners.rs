@@ -502,3 +502,12 @@ fn there_are_no_more_entries_than_announced() {
     driver.done(delete, 8);
     driver.done(entry, 8);
 }
+
+/// The driver names objects that all contexts share by the last number.
+#[test]
+fn no_context_gets_the_number_of_shared_objects() {
+    let mut driver = driver();
+    let numbers: Vec<_> = (1..0xffff).map(|_| user(&mut driver)).collect();
+    assert!(!numbers.contains(&0xffff));
+    assert_eq!(status(&mut driver, Input::new(0xa04, 64)), LIMIT_EXCEEDED);
+}
