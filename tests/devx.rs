@@ -676,6 +676,32 @@ fn mkeys_are_created_over_registered_memory() {
     free(memory);
 }
 
+/// Four completions do not fit a ring of two, whether the device has written them yet or not.
+#[test]
+fn requests_before_a_resize_count() {
+    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let path = path_of(&devx, &setup);
+    let uar = devx.alloc_uar(UarKind::NonCached).unwrap();
+    let cq = Cq::new(&devx, &uar);
+    let qp = Qp::new(&devx, &uar, setup.pd.number(), &cq);
+    qp.connect(qp.number, &path);
+    let stop = Input::new(0x507, 16).set(object::NUMBER, qp.number);
+    qp.object.modify(&stop.0, &mut [0; 16]).unwrap();
+    let region = setup.region(64);
+    let shrink = Input::new(0x403, 272)
+        .set(header::OP_MOD, 1u64)
+        .set(object::NUMBER, cq.number)
+        .set(create_cq_in::CQ_UMEM_ID, cq.memory.umem.id())
+        .set(cqc::LOG_CQ_SIZE.at(CONTEXT), 1u64);
+    (0..4).for_each(|index| qp.send(index, &region, &uar));
+    let mut answer = [0; 16];
+    assert_ne!(refused(cq.object.modify(&shrink.0, &mut answer), &answer), 0);
+    qp.object.destroy().unwrap();
+    cq.object.destroy().unwrap();
+    free(qp.memory);
+    free(cq.memory);
+}
+
 #[test]
 fn a_cq_of_verbs_gives_back_the_memory_of_a_command() {
     let Some((setup, devx)) = setup_for_refusals() else { return };
