@@ -1,9 +1,8 @@
 //! Firmware commands, memory for their queues, and completion queues that they create.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use crate::common::PATIENCE;
@@ -43,7 +42,7 @@ pub(crate) struct Memory {
     pub(crate) umem: Umem,
 }
 
-pub(crate) const PAGE: Layout = match Layout::from_size_align(4096, 4096) {
+const PAGE: Layout = match Layout::from_size_align(4096, 4096) {
     Ok(layout) => layout,
     Err(_) => panic!(),
 };
@@ -82,6 +81,29 @@ impl Memory {
         // SAFETY: as in `put`, and aligned.
         unsafe { self.base.as_ptr().add(offset).cast::<u32>().write_volatile(value.to_be()) };
     }
+
+    /// Publishes the first `count` receives.
+    pub(crate) fn publish_receives(&self, count: usize) {
+        fence(Ordering::SeqCst);
+        self.record(RECORD, count as u32);
+    }
+
+    /// Publishes the first `count` sends; the last one begins with `control`.
+    pub(crate) fn publish_sends(&self, count: usize, control: [u8; 8], uar: &DevxUar) {
+        fence(Ordering::SeqCst);
+        self.record(RECORD + 4, count as u32);
+        fence(Ordering::SeqCst);
+        let register = uar.register().cast::<u64>();
+        // SAFETY: the register is mapped as long as the page is there.
+        unsafe { register.write_volatile(u64::from_ne_bytes(control)) };
+    }
+}
+
+/// Creates an object, and returns its number as well.
+pub(crate) fn create(devx: &Devx, input: &Input) -> (DevxObject, u32) {
+    let mut answer = [0; 16];
+    let object = devx.create(&input.0, &mut answer).unwrap();
+    (object, object::NUMBER.get32(&answer))
 }
 
 /// CREATE_MKEY for the first `length` bytes of the memory.
@@ -113,7 +135,7 @@ pub(crate) fn free(memory: Memory) {
 }
 
 /// Offset of the doorbell of completion queues in a page of registers.
-pub(crate) const CQ_DOORBELL: usize = 0x20;
+const CQ_DOORBELL: usize = 0x20;
 pub(crate) const LOG_CQES: u64 = 4;
 pub(crate) const RECORD: usize = 2048;
 
@@ -139,20 +161,25 @@ impl Cq {
     pub(crate) fn new(devx: &Devx, uar: &DevxUar) -> Self {
         let memory = Memory::new(devx);
         (0..1 << LOG_CQES).for_each(|slot| memory.put(slot * 64 + 63, &[0xf1]));
-        let mut answer = [0; 16];
-        let object = devx.create(&Self::input(devx, uar, &memory).0, &mut answer).unwrap();
-        Self { object, number: object::NUMBER.get32(&answer), memory, consumed: 0 }
+        let (object, number) = create(devx, &Self::input(devx, uar, &memory));
+        Self { object, number, memory, consumed: 0 }
     }
 
     /// Asks for an event at the next completion: the record's second word, then the doorbell.
     pub(crate) fn arm(&self, sequence: usize, uar: &DevxUar) {
         let word = (sequence as u32 & 3) << 28 | self.consumed as u32;
         self.memory.record(RECORD + 4, word);
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         let doorbell = u64::from(word) << 32 | u64::from(self.number);
         let register = uar.base().wrapping_add(CQ_DOORBELL).cast::<u64>();
         // SAFETY: the register is mapped as long as the page is there.
         unsafe { register.write_volatile(doorbell.to_be()) };
+    }
+
+    /// Destroys the queue, and frees its memory.
+    pub(crate) fn close(self) {
+        self.object.destroy().unwrap();
+        free(self.memory);
     }
 
     /// Waits for the next completion and returns its opcode.
@@ -181,6 +208,7 @@ impl Cq {
     }
 }
 
+/// The data segment of a whole region.
 pub(crate) fn segment(region: &MemoryRegion) -> [u8; 16] {
     let sge = region.sge(0, region.len()).unwrap();
     let mut bytes = [0; 16];
