@@ -56,11 +56,6 @@ pub const fn service_id(space: PortSpace, port: u16) -> u64 {
     (space.0 as u64) << 16 | port as u64
 }
 
-/// The port of a service id, if it is of this port space.
-pub fn service_port(space: PortSpace, id: u64) -> Option<u16> {
-    (id >> 16 == u64::from(space.0)).then_some(id as u16)
-}
-
 /// Flow label of a RoCE v2 path between two ports (`rdma_calc_flow_label`), 20 bits.
 pub const fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     (source_port as u32 * 31 + destination_port as u32) & 0xf_ffff
