@@ -271,11 +271,6 @@ impl<'a, M> Request<'a, M> {
         self.answered(attr.id()).map(|attr| attr.data as i32)
     }
 
-    /// Whether the kernel says that it wrote this output.
-    pub fn was_written(&self, attr: Attr<M, kind::Out>) -> bool {
-        self.find(attr.id()).is_some_and(|attr| attr.flags.contains(AttrFlags::VALID_OUTPUT))
-    }
-
     /// The request as the kernel gets it.
     pub fn as_bytes(&self) -> &[u8] {
         let length = usize::from(self.raw.hdr.length);
