@@ -6,8 +6,8 @@
 
 use std::process::ExitCode;
 
+use clap::FromArgMatches;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches};
 
 mod args;
 mod by_address;
@@ -69,7 +69,7 @@ fn run(command: &Command) -> Outcome {
 
 /// The command line, or nothing if help or the version was asked for and printed.
 fn parse() -> Outcome<Option<Cli>> {
-    match Cli::command().try_get_matches().and_then(|matches| {
+    match Cli::grammar().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
     }) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 
 use super::Cli;
 
@@ -41,7 +41,7 @@ fn command(line: &str) -> Option<Vec<&str>> {
 }
 
 fn check(words: &[&str]) -> Result<(), String> {
-    let matches = Cli::command().try_get_matches_from(words).map_err(|error| error.to_string())?;
+    let matches = Cli::grammar().try_get_matches_from(words).map_err(|error| error.to_string())?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?;
     crate::unused::check(&cli.command, &matches).map_err(|failure| failure.to_string())
 }

@@ -63,7 +63,7 @@ pub(crate) struct DecodeWqe {
     #[arg(long)]
     pub(crate) ring: bool,
     /// Bytes per entry of a receive queue [default: all of them are one]
-    #[arg(long, allow_negative_numbers = true, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES")]
     pub(crate) stride: Option<usize>,
     /// Also explain what the NIC would do
     #[arg(long)]

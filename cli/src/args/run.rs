@@ -13,7 +13,7 @@ fn checked_addresses(list: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Number of devices: /dev/infiniband/uverbs0, uverbs1 …
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub(crate) devices: u32,
     /// The ports' link layer
     #[arg(long, value_enum, default_value_t = RunLink::Roce)]
