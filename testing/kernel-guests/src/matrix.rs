@@ -17,12 +17,12 @@ use crate::figures;
 use crate::guest::{self, Boot, Card, Clock, Device, Network, Qemu};
 use crate::initramfs::Initramfs;
 use crate::kernel::{Flavour, Kernel};
-use crate::options::{Group, KernelChoice, Options, PortChoice, chosen};
+use crate::options::{Group, KernelChoice, Options, Port, chosen};
 use crate::packages::Packages;
 use crate::programs::{self, DropIn, Program};
 use crate::record;
 use crate::report::{Outcome, Report, Table};
-use crate::script::{self, Link, Place};
+use crate::script::{self, Place};
 use crate::suite::{self, Test};
 use crate::{target_directory, workspace};
 
@@ -104,7 +104,7 @@ impl Bench {
     }
 
     /// Runs the selected tests on one kernel and one kind of port.
-    fn run(&self, kernel: &Kernel, port: PortChoice, options: &Options) -> Result<Results> {
+    fn run(&self, kernel: &Kernel, port: Port, options: &Options) -> Result<Results> {
         let mut results = Results::new();
         if !self.tests.is_empty() {
             let plan = Plan::new(kernel, port, Place::OneDevice, "", &self.tests);
@@ -121,7 +121,7 @@ impl Bench {
             results.extend(guest.named("record"));
         }
         // rdma_cm needs IP addresses, which an InfiniBand port has with IPoIB only.
-        if options.wants(Group::ConnectionManager) && port.link() == Link::Roce {
+        if options.wants(Group::ConnectionManager) && port == Port::Roce {
             let mut tests = suite::connection_manager("one guest");
             tests.extend(suite::own_connections("one guest"));
             let plan = Plan::new(kernel, port, Place::OneDevice, "-cm", &tests);
@@ -131,7 +131,7 @@ impl Bench {
             results.extend(self.drop_in(kernel, port)?);
         }
         if options.wants(Group::TwoDevices) {
-            let tests = suite::two_devices(port.link());
+            let tests = suite::two_devices(port);
             let plan = Plan::new(kernel, port, Place::TwoDevices, "-two-devices", &tests);
             results.extend(self.guest(&plan)?.named("two devices"));
         }
@@ -142,17 +142,17 @@ impl Bench {
     }
 
     /// Runs C programs on this project's libibverbs: Debian 12's, and on RoCE Debian 13's.
-    fn drop_in(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
-        let mut tests = suite::drop_in("drop-in", port.link());
-        if port.link() == Link::Roce {
+    fn drop_in(&self, kernel: &Kernel, port: Port) -> Result<Results> {
+        let mut tests = suite::drop_in("drop-in", port);
+        if port == Port::Roce {
             tests.push(suite::memory_keys());
         }
         let mut plan = Plan::new(kernel, port, Place::OneDevice, "-drop-in", &tests);
         plan.drop_in = Some(DropIn::WithHostLibraries);
         let mut results: Results = self.guest(&plan)?.named("drop-in").collect();
-        if port.link() == Link::Roce {
+        if port == Port::Roce {
             let name = "drop-in, Debian 13";
-            let tests = suite::drop_in(name, port.link());
+            let tests = suite::drop_in(name, port);
             let mut plan = Plan::new(kernel, port, Place::OneDevice, "-drop-in-13", &tests);
             plan.userland = NEWER;
             plan.drop_in = Some(DropIn::Alone);
@@ -171,7 +171,7 @@ impl Bench {
         ];
         let (mut results, mut console) = (Results::new(), String::new());
         for (clock, suffix, tests) in guests {
-            let mut plan = Plan::new(kernel, PortChoice::Roce, Place::SoftRoce, suffix, tests);
+            let mut plan = Plan::new(kernel, Port::Roce, Place::SoftRoce, suffix, tests);
             plan.devices.clear();
             plan.clock = clock;
             let guest = self.guest(&plan)?;
@@ -187,8 +187,8 @@ impl Bench {
     }
 
     /// Runs two guests at the same time, connected over UDP.
-    fn two_guests(&self, kernel: &Kernel, port: PortChoice) -> Result<Results> {
-        let tests = [suite::first_guest(port.link()), suite::second_guest()];
+    fn two_guests(&self, kernel: &Kernel, port: Port) -> Result<Results> {
+        let tests = [suite::first_guest(port), suite::second_guest()];
         let mut first = Plan::new(kernel, port, Place::FirstGuest, FIRST, &tests[0]);
         let mut second = Plan::new(kernel, port, Place::SecondGuest, SECOND, &tests[1]);
         let stations = free_stations(port)?;
@@ -283,7 +283,7 @@ impl Bench {
             programs::add_drop_in(&mut archive, library, kind)?;
         }
         archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
-        let init = script::init(&modules, plan.port.link(), plan.place, plan.tests);
+        let init = script::init(&modules, plan.port, plan.place, plan.tests);
         archive.file("init", 0o755, init.as_bytes());
         let path = directory.join("initramfs.cpio");
         fs::write(&path, archive.finish())?;
@@ -294,7 +294,7 @@ impl Bench {
 /// A guest to be run.
 struct Plan<'a> {
     kernel: &'a Kernel,
-    port: PortChoice,
+    port: Port,
     place: Place,
     /// Suffix of its directory's name.
     suffix: &'static str,
@@ -315,7 +315,7 @@ const SECOND: &str = "-guest-2";
 impl<'a> Plan<'a> {
     fn new(
         kernel: &'a Kernel,
-        port: PortChoice,
+        port: Port,
         place: Place,
         suffix: &'static str,
         tests: &'a [Test],
@@ -362,7 +362,7 @@ const FIGURES: &str = "rxe.json";
 const CARD: &str = "card.sock";
 
 /// Two stations that no other device of this machine has at present.
-fn free_stations(port: PortChoice) -> Result<[Station; 2]> {
+fn free_stations(port: Port) -> Result<[Station; 2]> {
     let pairs = (1..1000).map(|n| [Station::candidate(2 * n), Station::candidate(2 * n + 1)]);
     let is_free = |pair: &[Station; 2]| {
         pair.iter().all(|station| Network::is_free(&port.device_at(*station)))

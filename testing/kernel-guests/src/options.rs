@@ -6,7 +6,6 @@ use uverbs_soft::wire::Station;
 use uverbs_soft_pci::Settings;
 
 use crate::programs;
-use crate::script::Link;
 
 /// Options of `cargo xtask kernel-test`.
 #[derive(Args, Debug)]
@@ -16,7 +15,7 @@ pub struct Options {
     pub(crate) kernel: Vec<KernelChoice>,
     /// Port types to run; all of them by default
     #[arg(long, value_enum)]
-    pub(crate) port: Vec<PortChoice>,
+    pub(crate) port: Vec<Port>,
     /// What to run; everything by default
     #[arg(long, value_enum)]
     group: Vec<Group>,
@@ -116,24 +115,18 @@ impl KernelChoice {
 
 /// A kind of port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PortChoice {
-    /// InfiniBand
-    Ib,
-    /// Ethernet, with RoCE v2
+pub(crate) enum Port {
+    /// InfiniBand, addressed by LID
+    #[value(name = "ib")]
+    InfiniBand,
+    /// Ethernet with RoCE v2, addressed by GIDs made from the network device's IP addresses
     Roce,
 }
 
-impl PortChoice {
-    pub(crate) fn link(self) -> Link {
-        match self {
-            Self::Ib => Link::InfiniBand,
-            Self::Roce => Link::Roce,
-        }
-    }
-
+impl Port {
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Self::Ib => "ib",
+            Self::InfiniBand => "ib",
             Self::Roce => "roce",
         }
     }
@@ -141,7 +134,7 @@ impl PortChoice {
     /// A device with this kind of port.
     pub(crate) fn device_at(self, station: Station) -> Settings {
         let link = match self {
-            Self::Ib => LinkLayer::InfiniBand,
+            Self::InfiniBand => LinkLayer::InfiniBand,
             Self::Roce => LinkLayer::Ethernet,
         };
         Settings::at(station, link)

@@ -3,16 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::options::Port;
 use crate::suite::{CM_PROGRAMS, Test};
-
-/// The port's link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
-    /// Addressed by LID.
-    InfiniBand,
-    /// Addressed by GIDs made from the IP addresses of the network device.
-    Roce,
-}
 
 /// Which devices a guest has, and what its tests run against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,25 +23,25 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    fn setup(self, link: Link) -> Vec<&'static str> {
-        match (self, link) {
-            (Self::OneDevice, Link::InfiniBand) => vec![],
-            (Self::OneDevice, Link::Roce) => vec!["guest=1\n", ROCE],
-            (Self::TwoDevices, Link::InfiniBand) => vec![TWO_DEVICES],
-            (Self::TwoDevices, Link::Roce) => vec![TWO_DEVICES, TWO_DEVICES_ROCE],
+    fn setup(self, port: Port) -> Vec<&'static str> {
+        match (self, port) {
+            (Self::OneDevice, Port::InfiniBand) => vec![],
+            (Self::OneDevice, Port::Roce) => vec!["guest=1\n", ROCE],
+            (Self::TwoDevices, Port::InfiniBand) => vec![TWO_DEVICES],
+            (Self::TwoDevices, Port::Roce) => vec![TWO_DEVICES, TWO_DEVICES_ROCE],
             (Self::SoftRoce, _) => vec![SOFT_ROCE],
-            (Self::FirstGuest, Link::InfiniBand) => vec!["guest=1\n", CONTROL, FIRST_GUEST],
-            (Self::FirstGuest, Link::Roce) => {
+            (Self::FirstGuest, Port::InfiniBand) => vec!["guest=1\n", CONTROL, FIRST_GUEST],
+            (Self::FirstGuest, Port::Roce) => {
                 vec!["guest=1\n", CONTROL, FIRST_GUEST, ROCE, "PEER=192.168.7.2\nADDRESS=$PEER\n"]
             }
-            (Self::SecondGuest, Link::InfiniBand) => vec!["guest=2\n", CONTROL, SECOND_GUEST],
-            (Self::SecondGuest, Link::Roce) => vec!["guest=2\n", CONTROL, ROCE, SECOND_GUEST],
+            (Self::SecondGuest, Port::InfiniBand) => vec!["guest=2\n", CONTROL, SECOND_GUEST],
+            (Self::SecondGuest, Port::Roce) => vec!["guest=2\n", CONTROL, ROCE, SECOND_GUEST],
         }
     }
 }
 
 /// The script that loads `modules` in this order and runs `tests`.
-pub(crate) fn init(modules: &[String], link: Link, place: Place, tests: &[Test]) -> String {
+pub(crate) fn init(modules: &[String], port: Port, place: Place, tests: &[Test]) -> String {
     let mut script = String::from(PROLOGUE);
     for module in modules {
         script
@@ -58,7 +50,7 @@ pub(crate) fn init(modules: &[String], link: Link, place: Place, tests: &[Test])
     if place != Place::SoftRoce {
         script.push_str("wait_for_device\n");
     }
-    script.extend(place.setup(link));
+    script.extend(place.setup(port));
     script.push_str("export G X GID SERVER\n");
     for (number, test) in tests.iter().enumerate() {
         script.push_str(&format!("test_{number}() {{\n{}\n}}\n", test.script));

@@ -1,7 +1,7 @@
 //! The tests that run in the guests: shell commands with names.
 
+use crate::options::Port;
 use crate::programs::{PRELOAD, Program};
-use crate::script::Link;
 
 /// A test: a shell command that must succeed.
 #[derive(Clone, Debug)]
@@ -304,9 +304,9 @@ cat /sys/class/infiniband/mlx5_0/ports/1/cm_tx_msgs/req | grep -v '^0$'
 "#;
 
 /// Two devices of one guest. Ethernet ports also exchange frames between raw packet queue pairs.
-pub(crate) fn two_devices(link: Link) -> Vec<Test> {
+pub(crate) fn two_devices(port: Port) -> Vec<Test> {
     let mut tests = connected("two devices");
-    if link == Link::Roce {
+    if port == Port::Roce {
         for program in
             ["raw_ethernet_lat -F -n 100 -s 256", "raw_ethernet_bw -F -n 200 -s 1024 -r 512"]
         {
@@ -319,10 +319,10 @@ pub(crate) fn two_devices(link: Link) -> Vec<Test> {
 
 /// Debian's own programs, with this project's library instead of Debian's libibverbs and
 /// libmlx5.
-pub(crate) fn drop_in(what: &str, link: Link) -> Vec<Test> {
+pub(crate) fn drop_in(what: &str, port: Port) -> Vec<Test> {
     let mut tests = vec![Test::new("it is loaded", LOADED, SHORT)];
     tests.extend(control_group());
-    if link == Link::Roce {
+    if port == Port::Roce {
         tests.extend(connection_manager("rdma_cm"));
     }
     for test in &mut tests {
@@ -354,9 +354,9 @@ loaded ibv_devinfo libibverbs.so.1 && loaded rping libibverbs.so.1 && loaded ib_
 "#;
 
 /// The first of two guests. Its servers run on the second one, which the last test ends.
-pub(crate) fn first_guest(link: Link) -> Vec<Test> {
+pub(crate) fn first_guest(port: Port) -> Vec<Test> {
     let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
-    if link == Link::Roce {
+    if port == Port::Roce {
         tests.extend(connection_manager("two guests"));
     }
     tests.extend(connected("two guests"));
