@@ -46,9 +46,4 @@ impl Groups {
     pub(super) fn members(&self, group: Gid) -> &[Qpn] {
         self.members.get(&group).map_or(&[], Vec::as_slice)
     }
-
-    /// Groups with at least one member.
-    pub(super) fn groups(&self) -> impl Iterator<Item = Gid> + '_ {
-        self.members.keys().copied()
-    }
 }

@@ -321,12 +321,6 @@ impl Core {
         Ok(())
     }
 
-    /// The multicast groups that QPs of this device are attached to, for a wire that has to join
-    /// them.
-    pub fn multicast_groups(&self) -> impl Iterator<Item = Gid> + '_ {
-        self.env.groups.groups()
-    }
-
     pub(super) fn qp_mut(&mut self, qpn: Qpn) -> Result<&mut Qp, CoreError> {
         let found = self.qps.get_mut(qpn.0).map(Box::as_mut);
         found.ok_or(CoreError::missing(qpn.object()))
