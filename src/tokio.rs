@@ -299,7 +299,7 @@ impl AsyncCompletionQueue {
     pub async fn completions(&mut self, out: &mut Vec<WorkCompletion>, most: usize) -> Result<()> {
         out.push(self.completion().await?);
         let mut batch = self.queue.batch();
-        // Whatever ends it, the next call says so again.
+        // The next call reports again what ended this batch.
         for _ in 1..most {
             let Ok(completion) = batch.next() else { break };
             out.push(completion.to_work_completion());

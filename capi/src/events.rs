@@ -51,7 +51,7 @@ unsafe extern "C-unwind" {
 /// Runs `call` with cancellation of the thread disabled, because `call` holds locks.
 pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
     let mut before = 0;
-    // SAFETY: changes this thread's state and writes the one before.
+    // SAFETY: changes this thread's state and writes the previous one.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
     let result = call();
     // SAFETY: as above.

@@ -110,7 +110,7 @@ pub(crate) trait Control {
     {
         std::ptr::null_mut()
     }
-    /// What the requests of its send queue have in common; `None` if it has no send queue.
+    /// The fields that all requests of its send queue share; `None` if it has no send queue.
     ///
     /// # Safety
     /// `this` is alive.

@@ -40,7 +40,7 @@ forms! {
 #[inline(always)]
 unsafe fn post_alone(queue_pair: &Qp, first: *mut ibv_recv_wr) -> bool {
     // SAFETY: the caller's promise: the receive side is there, since its lock is held, and is this
-    // thread's. What the program promises of the memory is what the queue asks for.
+    // thread's. The program promises of the memory what the queue requires.
     unsafe {
         let queue = &mut *queue_pair.receive.get();
         single_usual(first).is_some_and(|(request, sge)| queue.post_fast(|| parts(request, sge)))

@@ -305,7 +305,7 @@ forms! {
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
         // SAFETY: the caller's queue and list; the lock is held, or the program posts in one thread
-        // at a time. What the program promises of the memory is what the queue asks for.
+        // at a time. The program promises of the memory what the queue requires.
         unsafe {
             let queue = Srq::of(srq);
             let Some(lock) = queue.lock.try_acquire() else {

@@ -498,7 +498,7 @@ unsafe fn post_alone<T: Posts, const SENDS: bool>(
 ) -> c_int {
     let stage = replace(&mut building.stage, Stage::None);
     // SAFETY: the caller's promise; what is being built is not part of the queue, and as many bytes
-    // were copied. What a program promises is what building asks for.
+    // were copied. The program promises what building requires.
     unsafe {
         let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
         queue.reopen_steps(&mut building.steps);

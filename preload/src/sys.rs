@@ -138,8 +138,8 @@ pub(crate) fn poll(entries: &mut [libc::pollfd], limit: Duration) -> c_long {
     };
     let at = [entries.as_mut_ptr() as c_long, entries.len() as c_long];
     let arguments = [at[0], at[1], &raw const time as c_long, 0, 0, 0];
-    // SAFETY: the arguments are those of the system call, which writes the entries, of which there
-    // are as many as it is told, and reads the time.
+    // SAFETY: the arguments are those of the system call. It writes at most the given number of
+    // entries, and reads the time.
     unsafe { call(libc::SYS_ppoll, arguments) }
 }
 

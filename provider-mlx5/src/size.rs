@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(completion_queue(1024, &LIMITS), Ok(2048));
     }
 
-    /// What the ring has to hold is told by the operations themselves.
+    /// The operations themselves say how long their WQEs are.
     #[test]
     fn every_operation_fits_the_blocks_that_it_is_granted() {
         use crate::send_queue as q;

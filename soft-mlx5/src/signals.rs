@@ -17,7 +17,7 @@ use nix::sys::time::TimeSpec;
 const AT_ONCE: [Signal; 5] =
     [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGTRAP];
 
-/// Whose a SIGPIPE is that waits after a write.
+/// To which side a SIGPIPE belongs that waits after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// This library's: none waited before. The program must not get it.

@@ -51,7 +51,7 @@ struct Peer<P> {
     since: Instant,
 }
 
-/// What a source has.
+/// How many peers a source has.
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
     half_open: usize,

@@ -98,7 +98,7 @@ impl ConnectionRequest {
         self.id.peer_address()
     }
 
-    /// Whose requests a listener counts together with this one.
+    /// The peer's address. A listener counts its requests together.
     #[doc(hidden)]
     pub fn source(&self) -> Source {
         let address = self.peer_address().ok()?;

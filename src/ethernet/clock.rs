@@ -65,7 +65,7 @@ impl Clock for Untimed {}
 impl Timed for FreeRunning {}
 impl Timed for RealTime {}
 
-/// What a queue of clock `C` is asked for.
+/// The timestamps to create a queue of clock `C` with.
 pub(super) fn format<C: Clock>() -> TimestampFormat {
     C::FORMAT
 }

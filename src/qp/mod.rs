@@ -6,8 +6,8 @@
 //! slots of registered memory.
 //!
 //! # What does not compile
-//! What a transport cannot carry, an operation cannot take, or a queue pair cannot do is not there
-//! to be called: READs and atomics on unreliable transports,
+//! Calls that the transport, the operation or the queue pair does not have: READs and atomics on
+//! unreliable transports,
 //!
 //! ```compile_fail,E0277
 //! # use uverbs::{raw, Remote, Sge, op, qp::*, qp_type::*};

@@ -40,7 +40,7 @@ struct Pair {
     sent: u32,
 }
 
-/// What a completion of a case is.
+/// The kind of completion that a case polls.
 #[derive(Clone, Copy)]
 enum What {
     Send,

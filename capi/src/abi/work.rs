@@ -79,8 +79,8 @@ super::c_structs! {
 }
 
 impl ibv_sge {
-    /// Its address, length and key, in that order. One load gets length and key, of which one more
-    /// instruction makes the word that the device has for both.
+    /// Its address, length and key, in that order. One load gets length and key, and one more
+    /// instruction turns both into the device's word.
     ///
     /// # Safety
     /// `sge` is a program's.

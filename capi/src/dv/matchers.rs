@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn create_flow_matcher(
     pointer(made.map(|library| Box::new(Matcher { context, library: Some(library) })))
 }
 
-/// What a program asks for, and whether all of it is known here.
+/// The options in the program's struct, and whether this library knows all of them.
 ///
 /// # Safety
 /// The caller's struct, with the fields that its mask names.

@@ -25,8 +25,8 @@ impl Request {
         Some(Self { bytes })
     }
 
-    /// Names and values. What comes back is read at `address`, where the request still is, if the
-    /// call succeeded.
+    /// Names and values. Outputs are read at `address`, where the request still is, if the call
+    /// succeeded.
     pub(super) fn describe(&self, address: u64, succeeded: bool) -> String {
         let Ok(view) = IoctlView::parse(&self.bytes) else { return String::new() };
         let verb = names::verb(&view);

@@ -1,10 +1,10 @@
 //! The code that the compiler makes of the five hottest functions, against the texts checked in
 //! beside this file.
 //!
-//! The program takes itself apart with objdump. Whatever compiler made it, the functions have no
-//! way to a panic, and call nothing but cold code; with the compiler that the texts are of, they
-//! are the texts, so that a change shows as a diff. And no load of the whole program waits for a
-//! narrower store: `forwarding.rs`.
+//! The program disassembles itself with objdump. With any compiler the functions have no path to a
+//! panic, and call only cold code. With the compiler that made the recorded texts they equal these
+//! texts, so that a change shows as a diff. In the whole program no load waits for a narrower
+//! store: `forwarding.rs`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ fn code(name: &str, runtime: usize, symbols: &BTreeMap<usize, String>) -> Result
     Ok(code)
 }
 
-/// Who is called through the table of imports: the address stands there, in this very process.
+/// The function behind an entry of the import table, which in this process has its address.
 fn indirect(comment: &str, base: usize, symbols: &BTreeMap<usize, String>) -> String {
     let slot = comment.split_whitespace().next().and_then(|at| usize::from_str_radix(at, 16).ok());
     let Some(slot) = slot else { return "an unknown function".to_owned() };

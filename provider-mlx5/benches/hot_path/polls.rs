@@ -42,7 +42,7 @@ struct Pair {
     received: u32,
 }
 
-/// What a completion of a case is.
+/// The kind of completion that a case polls.
 #[derive(Clone, Copy, PartialEq)]
 enum What {
     Send,

@@ -109,7 +109,7 @@ pub struct EthernetTso<'a> {
 pub struct Segmented<'a, D = &'a [Sge]> {
     pub(super) header: &'a [u8],
     pub(super) data: D,
-    /// What a header longer than the queue's inline limit is.
+    /// The error for a header that is longer than the queue's inline limit.
     pub(super) too_long: PostError,
 }
 

@@ -281,7 +281,7 @@ impl Next {
         let block = self.block().cast::<u64>();
         // A sum, because one instruction makes it.
         let word = ControlSegment::first_word(0, 0, header.opcode()).wrapping_add(self.place());
-        // SAFETY: the caller's promise. What is not part of the header is written over.
+        // SAFETY: the caller's promise. Bytes behind the header are overwritten later.
         unsafe {
             block.write(first_word(word) | half);
             block.add(1).write(common.mode(header));

@@ -48,7 +48,7 @@ const NAMED: usize = 1 << 30;
 const LACKS_DESTINATION: usize = 1 << 29;
 /// The length of the header in [`Next::at`].
 const HEADER: usize = 3 * 16;
-/// What is left of [`Next::at`] when the request is complete.
+/// The bits of [`Next::at`] that stay when the request is complete.
 const PLACE: usize = (LACKS_DESTINATION - 1) & !(WQEBB_SIZE - 1);
 
 impl Next {

@@ -396,7 +396,7 @@ fn a_list_that_is_refused_for_the_state_rings_no_doorbell() {
     }
 }
 
-/// Whatever the length of the last request.
+/// The last request takes one block or two.
 #[test]
 fn the_doorbell_has_the_control_segment_of_the_last_request_of_a_batch() {
     let cq = Cq::new(16, 64);

@@ -301,7 +301,7 @@ fn nothing_is_appended_after_a_batch_that_was_leaked() {
     let mut batch = tags.command.queue.batch().expect("it sends");
     // SAFETY: no device writes to the buffer.
     assert_eq!(unsafe { batch.build_tags(&request) }, Ok(Some(0)));
-    // What a dropped batch has built is posted with the next change.
+    // The next change also posts what the dropped batch has built.
     drop(batch);
     assert_eq!(tags.add(2, Some(BUFFER), true), Ok(1));
     assert_eq!(tags.command.record.word(4), 2);
@@ -439,7 +439,7 @@ fn completions_of_tags_in_a_foreign_cq_complete_nothing() {
     tags.expect(1, Success, TagAdd);
 }
 
-/// What the list knows stays right when nothing was posted.
+/// A change that was not posted leaves the list as it was.
 #[test]
 fn a_change_that_is_refused_takes_no_entry() {
     let mut tags = Tags::new(7, 2);

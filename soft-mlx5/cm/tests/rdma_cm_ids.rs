@@ -104,7 +104,7 @@ enum Act {
     Destroy(usize, CmaId),
 }
 
-/// What an id may have seen before an event, and what it has seen then.
+/// The states in which an id may get an event, and the state after it.
 fn step(event: EventType) -> (&'static [Seen], Seen) {
     use Seen::*;
     match event {

@@ -25,7 +25,7 @@ pub(crate) const STAND_IN_NUMBER: &str = "1:3";
 
 static FILE: OnceLock<OpenFile> = OnceLock::new();
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
-/// libmlx5's part of the request by which it created a QP last.
+/// libmlx5's part of the request that created its last QP.
 static CREATED: Mutex<Option<CreateQp>> = Mutex::new(None);
 
 /// The user index that libmlx5 gave to the SRQ that it created last.
@@ -148,7 +148,7 @@ unsafe fn starts_sending(header: *mut IoctlHdr) -> bool {
     request.attr_mask.contains(QpAttrMask::STATE) && request.qp_state == QpState::RTS
 }
 
-/// libmlx5's part of the request by which it created a QP last.
+/// libmlx5's part of the request that created its last QP.
 pub(crate) fn created() -> CreateQp {
     let created = *CREATED.lock().unwrap_or_else(PoisonError::into_inner);
     created.expect("libmlx5 has created one")

@@ -94,7 +94,7 @@ pub(super) fn above(ours: &BTreeMap<String, f64>) -> String {
     table
 }
 
-/// Neighbours in a row of which one takes a fifth more than the other.
+/// Neighbouring points of a row, if one takes a fifth more than the other.
 pub(super) fn steps(ours: &BTreeMap<String, f64>) -> String {
     let mut table = "| row | from … to: instructions |\n|---|---|\n".to_owned();
     for (row, points) in rows(ours) {

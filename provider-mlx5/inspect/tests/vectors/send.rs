@@ -100,7 +100,7 @@ fn decoded_and_encoded_again() {
     });
 }
 
-/// What is illegal. (One vector is suspicious: a solicited write.)
+/// The illegal findings. (One vector is suspicious only: a solicited write.)
 fn illegal(wqe: &Wqe, service: Service) -> Vec<Finding> {
     let findings = wqe.findings(service).into_iter();
     findings.filter(|finding| finding.severity == Severity::Illegal).collect()

@@ -70,7 +70,7 @@ pub(crate) struct Routes {
     objects: HashMap<EventObject, Vec<Reporter>>,
     /// Asynchronous event files; all of them get the events of port and device.
     files: Vec<Weak<EventQueue>>,
-    /// Who listens to events of the firmware.
+    /// Channels that have subscribed to events of the firmware.
     pub(crate) subscriptions: Subscriptions,
     /// Queues with more records than their pipe holds.
     overflowing: Vec<Weak<EventQueue>>,

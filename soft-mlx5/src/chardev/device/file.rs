@@ -118,8 +118,8 @@ impl FileState {
         }
     }
 
-    /// Destroys all objects in the device; their handles stay. What the device refuses is tried
-    /// again as long as others go, because firmware objects may use later ones of the same kind
+    /// Destroys all objects in the device; their handles stay. Refused destructions are repeated as
+    /// long as others succeed, because firmware objects may use later ones of the same kind
     /// (`uverbs_destroy_ufile_hw`, drivers/infiniband/core/rdma_core.c).
     fn take_down(&mut self, device: &Arc<DeviceShared>) {
         let mut left = self.destruction_order();

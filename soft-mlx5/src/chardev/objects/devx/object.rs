@@ -77,7 +77,7 @@ impl FirmwareObject {
         Ok(())
     }
 
-    /// What no other object has.
+    /// The command that created it, and its number: unique among all objects.
     pub(super) fn id(&self) -> FirmwareId {
         (self.family.create, self.number)
     }
