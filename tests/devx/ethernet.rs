@@ -11,7 +11,8 @@ use uverbs_soft_adapter::firmware::layout::ethernet::{modify_rq_in, modify_sq_in
 use crate::common;
 use crate::firmware::{Cq, Input, Memory, RECORD, commands, create, free, segment};
 use crate::frames::{Wire, udp_frame};
-use crate::{granted, refused};
+use crate::spreading::table;
+use crate::{BAD_RESOURCE, granted, refused};
 
 /// Where the commands have their contexts, and these their work queues, in bits.
 pub(crate) const CONTEXT: usize = 0x100;
@@ -301,11 +302,14 @@ fn a_program_names_only_what_is_its_own() {
     }
     let (rq, number) = create(&bench.devx, &input(own));
 
-    // Another context's interface may name the queue, but no rule leads through it.
-    let input = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number);
-    let (tir, _) = create(&theirs, &input);
+    // Neither an interface nor a list of another context may name the queue.
+    let interface = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number);
+    for input in [interface, table(1, 1, &[number])] {
+        assert_eq!(refused(&theirs, &input), BAD_RESOURCE);
+    }
+    let (domain, _) = create(&theirs, &Input::new(0x816, 16));
     let options = MatcherOptions { mask: &[0; 64], ..MatcherOptions::default() };
-    for (context, wrong) in [(&other, &tir), (&bench.wire.setup.context, &bench.domain.0)] {
+    for (context, wrong) in [(&other, &domain), (&bench.wire.setup.context, &bench.domain.0)] {
         let matcher = context.create_flow_matcher(&options).unwrap();
         let error = matcher.create_flow(&[0; 64]).to_object(wrong).build().unwrap_err();
         assert_eq!(error.errno(), libc::EINVAL, "{error}");
@@ -313,11 +317,11 @@ fn a_program_names_only_what_is_its_own() {
     // The other context's handle may be that of an object here.
     let matcher = bench.wire.setup.context.create_flow_matcher(&options).unwrap();
     let rule = || matcher.create_flow(&[0; 64]);
-    for rule in [rule().to_object(&tir), rule().drop_frames().count(&tir, None)] {
+    for rule in [rule().to_object(&domain), rule().drop_frames().count(&domain, None)] {
         let error = rule.build().unwrap_err();
         assert!(error.to_string().contains("another context"), "{error}");
     }
-    tir.destroy().unwrap();
+    domain.destroy().unwrap();
     rq.destroy().unwrap();
     free(memory);
     bench.close();

@@ -6,6 +6,7 @@
 mod answers;
 #[path = "../common/mod.rs"]
 mod common;
+mod completion_queues;
 mod counters;
 mod dc_targets;
 mod ethernet;

@@ -26,12 +26,7 @@ pub(crate) struct Table {
 impl Table {
     /// Spreads frames over these queues by a hash.
     pub(crate) fn new(bench: &Bench, queues: [u32; 2]) -> Self {
-        let list = Input::new(0x916, 280)
-            .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), 2u64)
-            .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 2u64)
-            .set(field(LIST + 8, 24), queues[0])
-            .set(field(LIST + 32 + 8, 24), queues[1]);
-        let (list, number) = create(&bench.devx, &list);
+        let (list, number) = create(&bench.devx, &table(2, 2, &queues));
         let mut fields = vec![
             (tirc::DISP_TYPE, 1),
             (tirc::INDIRECT_TABLE, number.into()),
@@ -84,11 +79,13 @@ fn a_hash_spreads_frames_over_queues_made_by_commands() {
     bench.close();
 }
 
-/// A table of receive queues, with a list of `queues` numbers.
-fn table(max: u64, actual: u64, queues: usize) -> Input {
-    Input::new(0x916, LIST / 8 + queues * 4)
+/// A table of receive queues, with a list of these.
+pub(crate) fn table(max: u64, actual: u64, queues: &[u32]) -> Input {
+    let input = Input::new(0x916, LIST / 8 + queues.len() * 4)
         .set(rqtc::RQT_MAX_SIZE.at(CONTEXT), max)
-        .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), actual)
+        .set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), actual);
+    let place = |at: usize| field(LIST + 32 * at + 8, 24);
+    queues.iter().enumerate().fold(input, |input, (at, queue)| input.set(place(at), *queue))
 }
 
 #[test]
@@ -99,6 +96,8 @@ fn tables_have_at_most_the_advertised_size() {
     let log_most = general::LOG_MAX_RQT_SIZE.at(0x80).get(&answer);
     assert_eq!(log_most, 11);
     let most = 1u64 << log_most;
+    let rq = Rq::new(&bench.devx, &bench.uar, &bench.wire);
+    let table = |max, actual, queues| table(max, actual, &vec![rq.number; queues]);
     assert_eq!(refused(&bench.devx, &table(2 * most, 1, 1)), BAD_PARAMETER);
     assert_eq!(refused(&bench.devx, &table(4, 5, 5)), BAD_PARAMETER);
     assert_eq!(refused(&bench.devx, &table(4, 4, 3)), BAD_INPUT_LENGTH);
@@ -117,5 +116,6 @@ fn tables_have_at_most_the_advertised_size() {
     change(4, 4).unwrap();
     assert_eq!(change(4, 3), Err(BAD_INPUT_LENGTH), "the fourth is not in the command");
     object.destroy().unwrap();
+    rq.close();
     bench.close();
 }
