@@ -231,6 +231,13 @@ fn are_usual(list: &[Sge]) -> bool {
 #[doc(hidden)]
 pub struct Sparse<'a>(&'a [Sge]);
 
+impl<'a> Sparse<'a> {
+    /// The SGEs that are not empty.
+    fn written(self) -> impl Iterator<Item = &'a Sge> {
+        self.0.iter().filter(|sge| !sge.is_empty())
+    }
+}
+
 impl Payload for Sparse<'_> {
     type Any = Self;
     fn any(self) -> Self {
@@ -246,8 +253,14 @@ impl Payload for Sparse<'_> {
         self.0.iter().try_fold(0, |count, sge| Ok(count + sge.octowords(limits)?))
     }
     unsafe fn full(&self, index: usize) -> Wide {
-        let sge = self.0.iter().filter(|sge| !sge.is_empty()).nth(index);
-        wide(sge.map_or([0; 2], Sge::octoword))
+        wide(self.written().nth(index).map_or([0; 2], Sge::octoword))
+    }
+    // In one pass: `full` starts over for each octoword.
+    unsafe fn store(&self, to: *mut Wide, _: usize, _: usize, _: usize) {
+        for (index, sge) in self.written().enumerate() {
+            // SAFETY: the size is the number of these.
+            unsafe { to.add(index).write_volatile(wide(sge.octoword())) };
+        }
     }
 }
 
