@@ -570,10 +570,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             // SAFETY: the blocks are free, and behind each other.
             return unsafe { wqe.store(self.ring.block(start)) };
         }
-        let mut aside = MaybeUninit::<Aside>::zeroed();
+        let mut aside = MaybeUninit::<Aside>::uninit();
         let from = aside.as_mut_ptr().cast::<Block>();
-        // SAFETY: as many blocks as a WQE has at most; all of them were written, at least by zeros.
+        // SAFETY: as many blocks as a WQE has at most. The request's were written: the WQE has all
+        // octowords of each but the last, which is zeros where there are none.
         unsafe {
+            from.add(blocks as usize - 1).write_bytes(0, 1);
             wqe.store(from);
             for i in 0..blocks {
                 copy_block(self.ring.block(start.wrapping_add(i)), from.add(i as usize));
