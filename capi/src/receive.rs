@@ -4,7 +4,8 @@ use std::ffi::c_int;
 
 use uverbs::Sge;
 use uverbs::qp::PostError;
-use uverbs::raw::ReceiveBatch as RecvBatch;
+use uverbs::raw::{ReceiveBatch as RecvBatch, WorkQueue};
+use uverbs_mlx5::recv_queue::RecvQueue;
 
 use crate::abi::*;
 use crate::forms::{either, forms};
@@ -80,10 +81,11 @@ forms! {
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
+        let rest = either!(post_rest::<RecvQueue>, post_rest_newer::<RecvQueue>);
         // SAFETY: the receive side is there, since its lock is held. The lock, or the program,
         // keeps it for this thread. The caller's list and place.
         let errno =
-            unsafe { post_list((*queue_pair.receive.get()).batch(), first, bad) };
+            unsafe { post_list(&mut *queue_pair.receive.get(), rest, first, bad) };
         queue_pair.recv_lock.release();
         errno
     }
@@ -131,17 +133,38 @@ pub(crate) unsafe fn parts(request: &ibv_recv_wr, sge: *const ibv_sge) -> (u64, 
     (request.wr_id, Sge::new(address, length, lkey))
 }
 
-/// Posts a list of receives in `batch`.
+/// A queue that lists of receives are posted to.
+pub(crate) trait Receives {
+    /// Starts a list.
+    fn start(&mut self) -> Result<RecvBatch<'_>, PostError>;
+}
+
+impl Receives for RecvQueue {
+    #[inline(always)]
+    fn start(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        self.batch()
+    }
+}
+
+impl Receives for WorkQueue {
+    #[inline(always)]
+    fn start(&mut self) -> Result<RecvBatch<'_>, PostError> {
+        self.receive_batch()
+    }
+}
+
+/// Posts a list of receives, up to the first that is not usual; `rest` is [`post_rest`].
 ///
 /// # Safety
 /// The list and what it points to are a program's.
 #[inline(always)]
-pub(crate) unsafe fn post_list(
-    batch: Result<RecvBatch<'_>, PostError>,
+pub(crate) unsafe fn post_list<Q: Receives>(
+    queue: &mut Q,
+    rest: unsafe extern "C" fn(&mut Q, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut batch = match batch {
+    let mut batch = match queue.start() {
         Ok(batch) => batch,
         // SAFETY: the caller's place, to be written.
         Err(reason) => return unsafe { refuse(first, bad, errno(reason)) },
@@ -157,7 +180,31 @@ pub(crate) unsafe fn post_list(
             }
             wr = request.next;
         }
-        let errno = post_any(wr, bad, |wr_id, data| batch.build(wr_id, data));
+        batch.publish();
+        if wr.is_null() { 0 } else { rest(queue, wr, bad) }
+    }
+}
+
+forms! {
+    beside
+    /// Posts a list of any receives. Out of line, because it would take registers from
+    /// [`post_list`].
+    ///
+    /// # Safety
+    /// As for [`post_list`].
+    #[inline(never)]
+    pub(crate) fn post_rest / post_rest_newer [Q: Receives](
+        queue: &mut Q,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        let mut batch = match queue.start() {
+            Ok(batch) => batch,
+            // SAFETY: the caller's place, to be written.
+            Err(reason) => return unsafe { refuse(first, bad, errno(reason)) },
+        };
+        // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+        let errno = unsafe { post_any(first, bad, |wr_id, data| batch.build(wr_id, data)) };
         batch.publish();
         errno
     }

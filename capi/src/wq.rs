@@ -251,7 +251,7 @@ pub(crate) unsafe extern "C" fn post_wq_recv(
     // SAFETY: the lock is held, or the program posts in one thread at a time.
     let library = unsafe { &mut *queue.queue.get() };
     // SAFETY: the caller's list, whose memory the program keeps for the queue.
-    unsafe { receive::post_list(library.receive_batch(), first, bad) }
+    unsafe { receive::post_list(library, receive::post_rest, first, bad) }
 }
 
 /// An indirection table.

@@ -241,9 +241,9 @@ static void refuse(const struct receives *queue)
 	for (kind = 0; kind < 3; kind++)
 		for (wrong = 0; wrong < 4; wrong++) {
 			struct ibv_sge large = { (uintptr_t)buffer, 0x80000000u, mr->lkey };
-			for (i = 0; i < 4; i++) /* as many SGEs as there can be, one, none */
+			for (i = 0; i < 4; i++) /* as many SGEs as there can be, one, none, each of them first */
 				list[i] = (struct ibv_recv_wr){ .sg_list = sges, .next = i < 3 ? &list[i + 1] : NULL,
-					.num_sge = i % 3 == 0 ? queue->sges : i % 3 == 1 };
+					.num_sge = (i + kind) % 3 == 0 ? queue->sges : (i + kind) % 3 == 1 };
 			list[wrong].num_sge = kind == 0 ? queue->sges + 1 : kind == 1 ? -1 : 1;
 			if (kind == 2)
 				list[wrong].sg_list = &large;
