@@ -207,6 +207,8 @@ pub mod soft {
         SoftDevice, Sysfs,
     };
     pub use uverbs_soft::core::{AsyncKind, Cqn, EventObject, Qpn, Srqn};
+    #[doc(hidden)]
+    pub use uverbs_soft::signals;
     pub use uverbs_soft::{fault, packet, prng, replay, settings, wire};
 }
 

@@ -1,7 +1,10 @@
 //! Environment variables and standard error.
 
 use std::ffi::OsString;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
+
+use nix::errno::Errno;
+use uverbs::soft::signals::without_sigpipe;
 
 use crate::events::uncancelled;
 
@@ -24,7 +27,19 @@ pub(crate) fn is_set(name: &str) -> bool {
 pub(crate) fn say(text: &str) {
     let parts = [b"uverbs: ", text.as_bytes(), b"\n"].map(IoSlice::new);
     let (start, count) = (parts.as_ptr().cast(), parts.len() as _);
-    // A thread that is cancelled in the call would never release the library's locks that it holds.
-    // SAFETY: the parts are readable, and an `IoSlice` is an `iovec` by its documentation.
-    uncancelled(|| unsafe { libc::writev(libc::STDERR_FILENO, start, count) });
+    write_or_lose(|| {
+        // SAFETY: the parts are readable, and an `IoSlice` is an `iovec` by its documentation.
+        let written = unsafe { libc::writev(libc::STDERR_FILENO, start, count) };
+        if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    });
+}
+
+/// Writes a line that is lost if it cannot be written. A pipe that nobody reads any more sends the
+/// program no signal. A thread that is cancelled in the call would never release the library's
+/// locks that it holds, so cancellation waits.
+pub(crate) fn write_or_lose(write: impl FnOnce() -> io::Result<()>) {
+    let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+    uncancelled(|| {
+        let _ = without_sigpipe(|| write().map_err(errno));
+    });
 }

@@ -92,6 +92,29 @@ fn misuse_is_named() {
     }
 }
 
+/// Lines for a reader that is gone are lost, and do not end the program by SIGPIPE.
+#[test]
+fn programs_outlive_the_reader_of_their_lines() {
+    let drop_in = DropIn::new("unread");
+    let Some(program) = compiled(&drop_in, "observed.c", &["-libverbs", "-lmlx5"]) else {
+        return skip("no C compiler, or no <infiniband/verbs.h> (libibverbs-dev)");
+    };
+    for variable in ["UVERBS_TRACE", "UVERBS_ERRORS", "UVERBS_CHECK"] {
+        let (reader, writer) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(reader);
+        let output = std::process::Command::new(&program)
+            .arg("all")
+            .env("LD_LIBRARY_PATH", drop_in.path())
+            .envs([("UVERBS_DEVICE", "soft"), ("UVERBS_CHECK", "1"), (variable, "-")])
+            .env("MLX5_SINGLE_THREADED", "1")
+            .stderr(std::os::fd::OwnedFd::from(writer))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("kept"), "{variable}: {output:?}");
+    }
+}
+
 #[test]
 fn correct_programs_get_no_complaint() {
     let Some((_, output)) = observed("good", &[], &[("UVERBS_CHECK", "1")]) else { return };

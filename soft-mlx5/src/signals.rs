@@ -89,7 +89,7 @@ pub(crate) fn note_all_blocked() {
 ///
 /// # Errors
 /// Those of the write.
-pub(crate) fn without_sigpipe<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
+pub fn without_sigpipe<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
     let blocked = SigPipeBlocked::new()?;
     let written = write();
     if matches!(written, Err(Errno::EPIPE)) && blocked.owner == Owner::Library {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::{Argument, Named};
-use crate::environment::{say, variable};
+use crate::environment::{say, variable, write_or_lose};
 use crate::events::uncancelled;
 
 /// The variable that says where the trace goes: a file, or `-` for standard error.
@@ -93,15 +93,16 @@ impl Trace {
         self.put(&(text + ")\n"));
     }
 
-    /// Appends a line. A line that cannot be written is lost. Cancellation of the thread waits,
-    /// because a thread that is cancelled here would never release locks of the library.
+    /// Appends a line. A line that cannot be written is lost.
     fn put(&self, line: &str) {
-        uncancelled(|| {
+        write_or_lose(|| {
             if identity(&self.file).is_ok_and(|now| now == self.identity) {
-                let _ = (&self.file).write_all(line.as_bytes());
-            } else if let Some(mut file) = self.path.as_ref().and_then(|path| open(path).ok()) {
-                // The program has closed descriptors that it did not open, as daemons do.
-                let _ = file.write_all(line.as_bytes());
+                return (&self.file).write_all(line.as_bytes());
+            }
+            // The program has closed descriptors that it did not open, as daemons do.
+            match &self.path {
+                Some(path) => open(path)?.write_all(line.as_bytes()),
+                None => Ok(()),
             }
         });
     }
