@@ -147,6 +147,17 @@ fn a_trace_names_verbs_and_fields() {
     }
 }
 
+#[test]
+fn a_trace_without_a_reader_ends_no_program() {
+    if !is_installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    // The reader ends at once.
+    let script = "exec 3>&1; (sleep 1; ibv_devinfo > /dev/null; echo ended $? >&3) 2>&1 | :";
+    let ended = run(&["run", "--trace=-", "--", "sh", "-c", script]).success();
+    assert!(ended.stdout.contains("ended 0"), "{ended:?}");
+}
+
 /// A pingpong between two C programs, or one and this command, under `options`.
 fn game(options: &[&str], server: &[&str], client: &[&str]) {
     let port = crate::port::free_port();
