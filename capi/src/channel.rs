@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use uverbs::CompletionChannel;
@@ -29,8 +29,6 @@ pub(crate) struct Channel {
     #[allow(dead_code, reason = "held for its lifetime")]
     readable: Epoll,
     queues: Shared<HashMap<ObjectId, Member>>,
-    /// The number of completion queues that use it.
-    users: AtomicUsize,
 }
 
 /// A completion queue of a channel.
@@ -57,7 +55,7 @@ impl Channel {
 
     /// Records a completion queue that uses the channel.
     pub(crate) fn add(&self, id: ObjectId, queue: *const Cq) {
-        self.users.fetch_add(1, Ordering::Relaxed);
+        self.base.refcnt.fetch_add(1, Ordering::Relaxed);
         if let Some(mut queues) = self.queues() {
             queues.insert(id, Member(queue));
         }
@@ -65,7 +63,7 @@ impl Channel {
 
     /// Forgets a completion queue that was destroyed.
     pub(crate) fn remove(&self, id: ObjectId) {
-        self.users.fetch_sub(1, Ordering::Relaxed);
+        self.base.refcnt.fetch_sub(1, Ordering::Relaxed);
         if let Some(mut queues) = self.queues() {
             queues.remove(&id);
         }
@@ -82,9 +80,8 @@ pub(crate) unsafe extern "C" fn create_comp_channel(
         Err(error) => return null(failed(&error)),
     };
     let Ok(readable) = readable(&library) else { return null(libc::EMFILE) };
-    let base = ibv_comp_channel { context, fd: readable.0.as_raw_fd(), refcnt: 0 };
-    let (queues, users) = (Shared::default(), AtomicUsize::new(0));
-    Box::into_raw(Box::new(Channel { base, library, readable, queues, users })).cast()
+    let base = ibv_comp_channel { context, fd: readable.0.as_raw_fd(), refcnt: AtomicI32::new(0) };
+    Box::into_raw(Box::new(Channel { base, library, readable, queues: Shared::default() })).cast()
 }
 
 fn readable(channel: &CompletionChannel) -> nix::Result<Epoll> {
@@ -96,7 +93,7 @@ fn readable(channel: &CompletionChannel) -> nix::Result<Epoll> {
 /// `ibv_destroy_comp_channel`: EBUSY while completion queues use it.
 pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller's channel.
-    if unsafe { Channel::of(channel) }.users.load(Ordering::Relaxed) != 0 {
+    if unsafe { Channel::of(channel) }.base.refcnt.load(Ordering::Relaxed) != 0 {
         return refused(libc::EBUSY);
     }
     // SAFETY: from `create_comp_channel`, and freed once.

@@ -1,6 +1,7 @@
 //! The structs that programs hold pointers to, and whose fields they read.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::AtomicI32;
 
 use libc::{pthread_cond_t, pthread_mutex_t};
 
@@ -56,7 +57,8 @@ super::c_structs! {
     struct ibv_comp_channel {
         context: *mut ibv_context,
         fd: c_int,
-        refcnt: c_int,
+        /// The number of completion queues that use it.
+        refcnt: AtomicI32,
     }
 
     struct ibv_counters {
