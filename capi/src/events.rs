@@ -60,7 +60,7 @@ pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
 }
 
 /// Waits until `fd` is readable. Returns an errno, and sets it, if the call must not wait or a
-/// signal came. A thread may be cancelled here, as in the `read(2)` of libibverbs: callers own
+/// signal came whose handler does not restart calls. A thread may be cancelled here, as in the `read(2)` of libibverbs: callers own
 /// nothing at this time that would have to be dropped.
 pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
     if blocking == Blocking::Returns {
@@ -69,9 +69,31 @@ pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
     let mut asked = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which is written.
     if unsafe { poll(&raw mut asked, 1, -1) } < 0 {
-        return refused(nix::errno::Errno::last_raw());
+        let errno = nix::errno::Errno::last_raw();
+        if errno != libc::EINTR || !handlers_restart_calls() {
+            return refused(errno);
+        }
     }
     0
+}
+
+/// Whether all signal handlers of the program have `SA_RESTART`. The `read(2)` of libibverbs then
+/// goes on after a signal, but no handler restarts `poll(2)`. Handlers of faults do not count: a
+/// thread that waits makes no fault.
+#[cold]
+fn handlers_restart_calls() -> bool {
+    const FAULTS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
+    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).all(restarts_calls)
+}
+
+/// Whether a handler of the signal, if there is one, has `SA_RESTART`.
+fn restarts_calls(signal: c_int) -> bool {
+    // SAFETY: plain data, for which zero is a value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: changes nothing, and writes the action of the signal.
+    let has_none = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } != 0
+        || [libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+    has_none || action.sa_flags & libc::SA_RESTART != 0
 }
 
 /// `ibv_get_async_event`.

@@ -39,6 +39,11 @@ fn promises_of_the_verbs_are_kept() {
     runs("semantics.c", &["-libverbs"]);
 }
 
+#[test]
+fn signals_interrupt_waits_as_their_handlers_say() {
+    runs("signals.c", &["-libverbs"]);
+}
+
 /// Tag matching is on InfiniBand ports.
 #[test]
 fn tags_are_matched() {

@@ -1,0 +1,111 @@
+/* Signals while a thread waits for events: handlers with SA_RESTART let it wait on, as they let the read(2) of
+ * libibverbs; others end the wait with EINTR. Channels count their completion queues. */
+#include "common.h"
+#include <signal.h>
+
+static volatile int handled;
+
+static void handler(int signal)
+{
+	(void)signal;
+	__atomic_fetch_add(&handled, 1, __ATOMIC_RELAXED);
+}
+
+static void handle(int flags)
+{
+	struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
+	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+}
+
+struct waiter {
+	struct ibv_comp_channel *channel;
+	int result, error, ended;
+};
+
+static void *wait_for_completion(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct ibv_cq *cq;
+	void *cookie;
+
+	waiter->result = ibv_get_cq_event(waiter->channel, &cq, &cookie);
+	waiter->error = errno;
+	if (waiter->result == 0)
+		ibv_ack_cq_events(cq, 1);
+	__atomic_store_n(&waiter->ended, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void *wait_for_event(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct ibv_async_event event;
+
+	waiter->result = ibv_get_async_event(context, &event);
+	waiter->error = errno;
+	__atomic_store_n(&waiter->ended, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+/* Signals the thread until its handler ran `times` more, or the thread ends. Sleeps, so that the thread can wait. */
+static void interrupt(pthread_t thread, struct waiter *waiter, int times)
+{
+	int until = handled + times;
+	while (handled < until && !__atomic_load_n(&waiter->ended, __ATOMIC_ACQUIRE)) {
+		pthread_kill(thread, SIGUSR1);
+		usleep(1000);
+	}
+}
+
+static void is_interrupted(void *(*body)(void *), struct ibv_comp_channel *channel)
+{
+	struct waiter waiter = { channel };
+	pthread_t thread;
+
+	handle(0);
+	CHECK(pthread_create(&thread, NULL, body, &waiter) == 0);
+	interrupt(thread, &waiter, 1 << 20);
+	CHECK(pthread_join(thread, NULL) == 0 && waiter.result == -1 && waiter.error == EINTR);
+}
+
+static void waits_on(struct ibv_comp_channel *channel, struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct waiter waiter = { channel };
+	pthread_t thread;
+
+	connect_to_itself(qp);
+	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
+	wr.wr.rdma.rkey = mr->rkey;
+	CHECK(ibv_req_notify_cq(cq, 0) == 0);
+	handle(SA_RESTART);
+	CHECK(pthread_create(&thread, NULL, wait_for_completion, &waiter) == 0);
+	interrupt(thread, &waiter, 20);
+	CHECK(!__atomic_load_n(&waiter.ended, __ATOMIC_ACQUIRE));
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+	CHECK(pthread_join(thread, NULL) == 0 && waiter.result == 0);
+	CHECK(wait_for(cq).status == IBV_WC_SUCCESS && ibv_destroy_qp(qp) == 0);
+}
+
+int main(void)
+{
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq, *other;
+
+	open_soft();
+	channel = ibv_create_comp_channel(context);
+	CHECK(channel && channel->refcnt == 0);
+	cq = ibv_create_cq(context, 16, NULL, channel, 0);
+	other = ibv_create_cq(context, 16, NULL, channel, 0);
+	CHECK(cq && other && channel->refcnt == 2 && ibv_destroy_cq(other) == 0 && channel->refcnt == 1);
+	is_interrupted(wait_for_completion, channel);
+	is_interrupted(wait_for_event, NULL);
+	waits_on(channel, cq);
+	CHECK(ibv_destroy_cq(cq) == 0 && channel->refcnt == 0 && ibv_destroy_comp_channel(channel) == 0);
+	close_soft();
+	puts("kept");
+	return 0;
+}
