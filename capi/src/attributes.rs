@@ -23,6 +23,7 @@ grown! {
     }
 }
 
+const RAW: u32 = QpType::RawPacket as u32;
 const XRC_SEND: u32 = QpType::XrcSend as u32;
 const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
 
@@ -85,6 +86,18 @@ pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
         _ => QpAttrMask::empty(),
     };
     mask & !dropped.bits()
+}
+
+/// Whether `mask` names attributes that there are not.
+pub(crate) fn are_unknown(mask: u32) -> bool {
+    !KNOWN.union(QpAttrMask::CAP).contains(QpAttrMask::from_bits_retain(mask))
+}
+
+/// Whether `mask` names attributes that the kernel accepts on other ports and for other types only,
+/// so that it says EINVAL of them, and not that the device lacks them.
+pub(crate) fn are_of_others(kind: u32, mask: u32) -> bool {
+    let mask = QpAttrMask::from_bits_retain(mask);
+    mask.contains(QpAttrMask::ALT_PATH) || mask.contains(QpAttrMask::RATE_LIMIT) && kind != RAW
 }
 
 /// The attributes that `mask` names; `None` for an unknown bit or an invalid value.

@@ -267,7 +267,7 @@ pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
     // SAFETY: duplicates a descriptor, if it is one.
     let own = unsafe { libc::fcntl(cmd_fd, libc::F_DUPFD_CLOEXEC, 0) };
     if own < 0 {
-        return ptr::null_mut();
+        return null(libc::EINVAL);
     }
     // SAFETY: just duplicated, and owned by nothing else.
     match uverbs::Context::import(unsafe { OwnedFd::from_raw_fd(own) }) {

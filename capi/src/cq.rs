@@ -333,17 +333,21 @@ pub(crate) unsafe fn create_cq_of_mlx5(
     // SAFETY: the caller's struct.
     let attributes = unsafe { grown::read(attributes) };
     if attributes.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 {
-        return null(libc::EOPNOTSUPP);
+        return null(libc::EINVAL);
     }
     if attributes.wc_flags & !KNOWN_FIELDS != 0 {
         return null(libc::EOPNOTSUPP);
     }
     let (flags, domain) = (attributes.flags, attributes.parent_domain);
     if flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
-        return null(libc::EOPNOTSUPP);
+        return null(libc::EINVAL);
     }
-    // SAFETY: the caller's parent domain.
-    let of_one = !domain.is_null() && unsafe { Pd::of(domain) }.is_of_one_thread();
+    // SAFETY: null, or the caller's domain.
+    let parent = (!domain.is_null()).then(|| unsafe { Pd::of(domain) });
+    if attributes.comp_mask & MASK_PD != 0 && !parent.is_some_and(Pd::is_parent) {
+        return null(libc::EINVAL);
+    }
+    let of_one = parent.is_some_and(Pd::is_of_one_thread);
     let wanted = Wanted {
         cqe: attributes.cqe,
         cq_context: attributes.cq_context,

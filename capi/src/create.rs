@@ -1,5 +1,6 @@
 //! Making queue pairs.
 
+use std::convert::identity;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
@@ -40,11 +41,24 @@ const KNOWN: u32 = MASK_PD | MASK_XRCD | MASK_CREATE_FLAGS | MASK_TSO | MASK_RSS
 /// `enum ibv_qp_create_flags`.
 const SCATTER_FCS: u32 = 1 << 8;
 const CVLAN_STRIPPING: u32 = 1 << 9;
+/// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`, `_SOURCE_QPN` and `_PCI_WRITE_END_PADDING`.
+const NOT_IMPLEMENTED: u32 = 1 << 1 | 1 << 10 | 1 << 11;
 /// `enum ibv_qp_create_send_ops_flags`.
 const OPS_RDMA: u64 = 1 | 1 << 1 | 1 << 4;
 const OPS_ATOMIC: u64 = 1 << 5 | 1 << 6;
 const OPS_WINDOW: u64 = 1 << 7 | 1 << 8;
 const OPS_KNOWN: u64 = (1 << 11) - 1;
+const OPS_SEND: u64 = 1 << 2 | 1 << 3;
+const OPS_SEND_INVALIDATE: u64 = 1 << 9;
+const OPS_SEGMENTS: u64 = 1 << 10;
+const RC: u32 = QpType::Rc as u32;
+const UC: u32 = QpType::Uc as u32;
+const UD: u32 = QpType::Ud as u32;
+const RAW: u32 = QpType::RawPacket as u32;
+const XRC_SEND: u32 = QpType::XrcSend as u32;
+const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
+/// `IBV_QPT_DRIVER`, which the library uses as the number of DC initiators.
+const DRIVER: u32 = QpType::DcInitiator as u32;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 const TOEPLITZ: u8 = 1;
 
@@ -163,6 +177,10 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     if mask & !KNOWN != 0 {
         return null(libc::EOPNOTSUPP);
     }
+    let asked = if mask & MASK_SEND_OPS == 0 { 0 } else { attributes.send_ops_flags };
+    if asked & !operations_of(attributes.qp_type) != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
     let request = QpRequest {
         context,
         operations: match mask & MASK_SEND_OPS {
@@ -179,6 +197,18 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     match unsafe { make(&request) } {
         Ok(made) => finish(context, attr, made),
         Err(errno) => null(errno),
+    }
+}
+
+/// The operations of `ibv_wr_…` that queue pairs of a type have, as `mlx5_qp_fill_wr_pfns` of
+/// libmlx5 lists them.
+fn operations_of(kind: u32) -> u64 {
+    match kind {
+        RC | XRC_SEND | DRIVER => OPS_KNOWN & !OPS_SEGMENTS,
+        UC => 1 | 1 << 1 | OPS_SEND | OPS_WINDOW | OPS_SEND_INVALIDATE,
+        UD => OPS_SEND,
+        RAW => 1 << 2 | OPS_SEGMENTS,
+        _ => 0,
     }
 }
 
@@ -219,14 +249,6 @@ pub(crate) fn register(context: *mut ibv_context, made: Result<*mut Qp, Error>) 
 /// # Safety
 /// The pointers in `request` are null, or lead to live objects of this library.
 unsafe fn make(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_int> {
-    const RC: u32 = QpType::Rc as u32;
-    const UC: u32 = QpType::Uc as u32;
-    const UD: u32 = QpType::Ud as u32;
-    const RAW: u32 = QpType::RawPacket as u32;
-    const XRC_SEND: u32 = QpType::XrcSend as u32;
-    const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
-    // IBV_QPT_DRIVER, which the library uses as the number of DC initiators.
-    const DRIVER: u32 = QpType::DcInitiator as u32;
     let kind = request.attributes.qp_type;
     if request.attributes.comp_mask & MASK_RSS != 0 {
         // SAFETY: the caller's promise.
@@ -236,39 +258,34 @@ unsafe fn make(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_int> {
         return Err(libc::EINVAL);
     }
     let (flags, header) = (request.attributes.create_flags, request.attributes.max_tso_header);
-    if kind != RAW && (flags != 0 || header != 0) {
-        return Err(libc::EOPNOTSUPP);
+    let known = if kind == RAW { SCATTER_FCS | CVLAN_STRIPPING } else { 0 };
+    if flags & !(known | NOT_IMPLEMENTED) != 0 {
+        return Err(libc::EINVAL);
     }
-    if request.operations.is_some_and(|operations| operations & !OPS_KNOWN != 0) {
+    if flags & NOT_IMPLEMENTED != 0 || (kind != RAW && header != 0) {
         return Err(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's promise, for all of them.
     unsafe {
         match kind {
-            RC => typed::<Rc>(request, &post::RC, Ok),
-            UC => typed::<Uc>(request, &post::UC, Ok),
-            UD => typed::<Ud>(request, &post::UD, Ok),
-            XRC_SEND => typed::<Xrc>(request, &post::XRC, Ok),
+            RC => typed::<Rc>(request, &post::RC, identity),
+            UC => typed::<Uc>(request, &post::UC, identity),
+            UD => typed::<Ud>(request, &post::UD, identity),
+            XRC_SEND => typed::<Xrc>(request, &post::XRC, identity),
             RAW => typed::<RawPacket>(request, &post::RAW, |builder| raw_packet(request, builder)),
             XRC_RECEIVE => xrc_receiver(request),
             DRIVER => match request.dynamic {
-                Some(Dynamic::Initiator) => typed::<Dci>(request, &post::DCI, Ok),
+                Some(Dynamic::Initiator) => typed::<Dci>(request, &post::DCI, identity),
                 Some(Dynamic::Target { access_key }) => dc_receiver(request, access_key),
                 None => Err(libc::EINVAL),
             },
-            _ => Err(libc::EOPNOTSUPP),
+            _ => Err(libc::EINVAL),
         }
     }
 }
 
-fn raw_packet(
-    request: &QpRequest,
-    mut builder: QpBuilder<RawPacket>,
-) -> Result<QpBuilder<RawPacket>, c_int> {
+fn raw_packet(request: &QpRequest, mut builder: QpBuilder<RawPacket>) -> QpBuilder<RawPacket> {
     let (flags, header) = (request.attributes.create_flags, request.attributes.max_tso_header);
-    if flags & !(SCATTER_FCS | CVLAN_STRIPPING) != 0 {
-        return Err(libc::EOPNOTSUPP);
-    }
     builder = builder.user_context(CHECKS_IP);
     if flags & SCATTER_FCS != 0 {
         builder = builder.keep_check_sequence();
@@ -279,7 +296,7 @@ fn raw_packet(
     if header != 0 {
         builder = builder.segmentation(header.into());
     }
-    Ok(builder)
+    builder
 }
 
 /// # Safety
@@ -287,7 +304,7 @@ fn raw_packet(
 unsafe fn typed<T>(
     request: &QpRequest,
     tables: &'static [SendTable; 3],
-    options: impl FnOnce(QpBuilder<T>) -> Result<QpBuilder<T>, c_int>,
+    options: impl FnOnce(QpBuilder<T>) -> QpBuilder<T>,
 ) -> Result<Result<*mut Qp, Error>, c_int>
 where
     T: QueuePairType + Posts,
@@ -316,7 +333,7 @@ where
         let srq = unsafe { Srq::of(attributes.srq) };
         builder = builder.shared_receive_queue(&srq.handle().ok_or(libc::EINVAL)?);
     }
-    let builder = options(builder)?;
+    let builder = options(builder);
     let one_thread = pd.is_of_one_thread() || is_single_threaded();
     let user = Some(pd.users.clone());
     Ok(builder.build_in_reset().map(|library| {

@@ -10,7 +10,8 @@ use crate::memory::Mr;
 use crate::pd::Pd;
 use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 
-/// `IBV_ACCESS_ZERO_BASED`: regions over device memory always have this property.
+/// `IBV_ACCESS_ZERO_BASED`, without which no region over device memory is made
+/// (`ib_uverbs_dm_mr_reg` of the kernel).
 const ZERO_BASED: c_uint = 1 << 5;
 /// log2 of the largest alignment.
 const MAX_ALIGNMENT: u32 = 30;
@@ -75,6 +76,9 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
+    if access & ZERO_BASED == 0 {
+        return null(libc::EINVAL);
+    }
     // SAFETY: the caller's objects.
     let (domain, memory) = unsafe { (Pd::of(pd).domain(), &(*dm.cast::<Dm>()).library) };
     let (Some(domain), Some(memory)) = (domain, memory) else { return null(libc::EINVAL) };
@@ -94,6 +98,11 @@ pub(crate) unsafe extern "C" fn dm_map_op_addr(dm: *mut ibv_dm, op: u8) -> *mut 
     }
 }
 
+/// Whether some of the bytes are beyond the memory's end.
+fn is_outside(memory: &DeviceMemory, offset: u64, length: usize) -> bool {
+    offset.checked_add(length as u64).is_none_or(|end| end > memory.len() as u64)
+}
+
 /// `ibv_memcpy_to_dm`.
 unsafe extern "C" fn memcpy_to_dm(
     dm: *mut ibv_dm,
@@ -101,14 +110,16 @@ unsafe extern "C" fn memcpy_to_dm(
     from: *const c_void,
     length: usize,
 ) -> c_int {
+    // SAFETY: the caller's memory.
+    let Some(memory) = (unsafe { Dm::of(dm) }).library() else { return refused(libc::EINVAL) };
+    if is_outside(memory, offset, length) {
+        return refused(libc::EFAULT);
+    }
     if length == 0 {
         return 0;
     }
-    // SAFETY: the caller's memory, and bytes that it may read.
-    unsafe {
-        let Some(memory) = &(*dm.cast::<Dm>()).library else { return refused(libc::EINVAL) };
-        code(memory.write(offset as usize, std::slice::from_raw_parts(from.cast(), length)))
-    }
+    // SAFETY: bytes that the caller may read.
+    unsafe { code(memory.write(offset as usize, std::slice::from_raw_parts(from.cast(), length))) }
 }
 
 /// `ibv_memcpy_from_dm`.
@@ -118,12 +129,16 @@ unsafe extern "C" fn memcpy_from_dm(
     offset: u64,
     length: usize,
 ) -> c_int {
+    // SAFETY: the caller's memory.
+    let Some(memory) = (unsafe { Dm::of(dm) }).library() else { return refused(libc::EINVAL) };
+    if is_outside(memory, offset, length) {
+        return refused(libc::EFAULT);
+    }
     if length == 0 {
         return 0;
     }
-    // SAFETY: the caller's memory, and bytes that it may write.
+    // SAFETY: bytes that the caller may write.
     unsafe {
-        let Some(memory) = &(*dm.cast::<Dm>()).library else { return refused(libc::EINVAL) };
         into.cast::<u8>().write_bytes(0, length);
         code(memory.read(offset as usize, std::slice::from_raw_parts_mut(into.cast(), length)))
     }

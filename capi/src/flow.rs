@@ -1,6 +1,6 @@
 //! Counter sets, and steering rules.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use uverbs::counters::CounterPoint;
 use uverbs::{Counters, Flow};
@@ -10,6 +10,9 @@ use crate::context::Context;
 use crate::qp::Qp;
 use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 use crate::steering;
+
+/// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`.
+const PREFER_CACHED: u32 = 1;
 
 /// A set of counters.
 #[repr(C)]
@@ -32,8 +35,12 @@ impl CounterSet {
 /// `ibv_create_counters`.
 pub(crate) unsafe extern "C" fn create_counters(
     context: *mut ibv_context,
-    _attr: *mut c_void,
+    attr: *mut ibv_counters_init_attr,
 ) -> *mut ibv_counters {
+    // SAFETY: the caller's struct.
+    if unsafe { (*attr).comp_mask } != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
     // SAFETY: the caller's context.
     let made = unsafe { Context::of(context) }.library.create_counters();
     pointer(made.map(|library| {
@@ -53,15 +60,17 @@ pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
     }
 }
 
-/// `ibv_attach_counters_point_flow`. mlx5 accepts counters only before the set has a rule, so the
-/// rule that a program passes is ignored.
+/// `ibv_attach_counters_point_flow`. As libmlx5, it attaches no counters to a rule that exists.
 pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     counters: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,
-    _flow: *mut ibv_flow,
+    flow: *mut ibv_flow,
 ) -> c_int {
     // SAFETY: the caller's set and struct.
     let (set, attr) = unsafe { (&*counters.cast::<CounterSet>(), &*attr) };
+    if !flow.is_null() || attr.comp_mask != 0 {
+        return refused(libc::EOPNOTSUPP);
+    }
     let point = match attr.counter_desc {
         0 => CounterPoint::Packets,
         1 => CounterPoint::Bytes,
@@ -76,8 +85,11 @@ pub(crate) unsafe extern "C" fn read_counters(
     counters: *mut ibv_counters,
     into: *mut u64,
     count: u32,
-    _flags: u32,
+    flags: u32,
 ) -> c_int {
+    if flags & !PREFER_CACHED != 0 {
+        return refused(libc::EINVAL);
+    }
     // SAFETY: the caller's set.
     let set = unsafe { &*counters.cast::<CounterSet>() };
     let values = if count == 0 {

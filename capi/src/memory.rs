@@ -20,7 +20,7 @@ const CHANGE_ACCESS: c_int = 1 << 2;
 /// be used.
 const ERR_INPUT: c_int = -1;
 const ERR_CMD: c_int = -4;
-/// `IBV_ADVISE_MR_FLAG_FLUSH`.
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, the only flag.
 const FLUSH: u32 = 1;
 
 /// A memory region.
@@ -28,6 +28,9 @@ const FLUSH: u32 = 1;
 pub(crate) struct Mr {
     pub(crate) base: ibv_mr,
     pub(crate) region: Option<MemoryRegion>,
+    /// Whether `ibv_rereg_mr` takes it: libibverbs changes no region that is imported, has no
+    /// memory, or has that of a dma-buf (`IBV_MR_TYPE_MR` of its `mr_type`).
+    is_changeable: bool,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Arc<()>,
 }
@@ -46,7 +49,15 @@ impl Mr {
             lkey: region.lkey(),
             rkey: region.rkey(),
         };
-        Box::new(Self { base, region: Some(region), user: domain.users.clone() })
+        let user = domain.users.clone();
+        Box::new(Self { base, region: Some(region), is_changeable: true, user })
+    }
+
+    /// The struct for a region that `ibv_rereg_mr` does not take.
+    fn unchangeable(pd: *mut ibv_pd, region: MemoryRegion) -> Box<Self> {
+        let mut made = Self::new(pd, ptr::null_mut(), region);
+        made.is_changeable = false;
+        made
     }
 }
 
@@ -124,14 +135,14 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     // asks for.
     let region =
         unsafe { registration.register_dma_buf(BorrowedFd::borrow_raw(fd), offset, length as u64) };
-    pointer(region.map(|region| Mr::new(pd, ptr::null_mut(), region)))
+    pointer(region.map(|region| Mr::unchangeable(pd, region)))
 }
 
 /// `ibv_alloc_null_mr`.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: the caller's domain.
     let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
-    pointer(domain.null_region().map(|region| Mr::new(pd, ptr::null_mut(), region)))
+    pointer(domain.null_region().map(|region| Mr::unchangeable(pd, region)))
 }
 
 /// `ibv_import_mr`.
@@ -139,7 +150,7 @@ pub(crate) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
     // SAFETY: the caller's domain.
     let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
     let made = domain.import_region(handle);
-    pointer(made.map(|region| Mr::new(pd, ptr::null_mut(), region)))
+    pointer(made.map(|region| Mr::unchangeable(pd, region)))
 }
 
 /// `ibv_unimport_mr`.
@@ -165,15 +176,21 @@ pub(crate) unsafe extern "C" fn rereg_mr(
 ) -> c_int {
     let known = CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS;
     let wants = |flag| flags & flag != 0;
+    // SAFETY: the caller's region, which no other thread uses now.
+    let mr = unsafe { &mut *mr.cast::<Mr>() };
     if flags & !known != 0
+        || !mr.is_changeable
         || (wants(CHANGE_TRANSLATION) && (length == 0 || addr.is_null()))
         || (wants(CHANGE_PD) && pd.is_null())
     {
         refused(libc::EINVAL);
         return ERR_INPUT;
     }
-    // SAFETY: the caller's region, which no other thread uses now.
-    let mr = unsafe { &mut *mr.cast::<Mr>() };
+    if flags == 0 {
+        // The kernel's answer to a command without flags.
+        refused(libc::EINVAL);
+        return ERR_CMD;
+    }
     let Some(region) = &mut mr.region else { return ERR_INPUT };
     let mut change = || -> Result<(), Error> {
         if wants(CHANGE_PD) {
@@ -218,7 +235,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
 ) -> c_int {
     // SAFETY: the caller's domain.
     let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return refused(libc::EINVAL) };
-    if list.is_null() || count == 0 {
+    if list.is_null() || count == 0 || flags & !FLUSH != 0 {
         return refused(libc::EINVAL);
     }
     // SAFETY: the caller's list.

@@ -72,6 +72,11 @@ impl Pd {
         self.domain.as_ref()
     }
 
+    /// Whether it is a parent domain.
+    pub(crate) fn is_parent(&self) -> bool {
+        self.parent.is_some()
+    }
+
     /// Whether one thread at a time uses the objects that are created in it.
     pub(crate) fn is_of_one_thread(&self) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.thread.is_some())

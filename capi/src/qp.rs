@@ -25,7 +25,7 @@ use crate::held::{self, Held};
 use crate::lazy::Lazy;
 use crate::lock::{Guard, Lock, Shared};
 use crate::post::{self, SendTable};
-use crate::result::{self, code, refused};
+use crate::result::{self, code, failed, refused};
 use crate::wr::{self, Building};
 
 /// `IBV_QP_RATE_LIMIT`: the query has neither this attribute nor later ones. As in libibverbs, it
@@ -360,6 +360,9 @@ pub(crate) unsafe extern "C" fn modify_qp(
     // SAFETY: the caller's queue pair.
     let queue_pair = unsafe { Qp::of(qp) };
     let mask = attributes::of_type(queue_pair.base().qp_type, mask as u32);
+    if attributes::are_unknown(mask) {
+        return refused(libc::EOPNOTSUPP);
+    }
     // SAFETY: the caller's struct, with the fields that the mask names.
     let attr = unsafe { grown::read_masked(attr, mask.into()) };
     let Some(wanted) = attributes::from_c(&attr, mask) else { return refused(libc::EINVAL) };
@@ -368,6 +371,12 @@ pub(crate) unsafe extern "C" fn modify_qp(
         unsafe { wr::give_up_for_reset(queue_pair) };
     }
     let changed = queue_pair.modify(&wanted);
+    if attributes::are_of_others(queue_pair.base().qp_type, mask) {
+        if let Err(error) = &changed {
+            failed(error);
+            return refused(libc::EINVAL);
+        }
+    }
     code(changed.map(|()| {
         if let Some(state) = wanted.state {
             // SAFETY: the caller's struct; libibverbs writes the state there too.

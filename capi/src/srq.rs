@@ -30,6 +30,7 @@ const MASK_PD: u32 = 1 << 1;
 const MASK_XRCD: u32 = 1 << 2;
 const MASK_CQ: u32 = 1 << 3;
 const MASK_TM: u32 = 1 << 4;
+const MASK_KNOWN: u32 = MASK_TYPE | MASK_PD | MASK_XRCD | MASK_CQ | MASK_TM;
 /// `enum ibv_srq_type`.
 const BASIC: c_uint = 0;
 const XRC: c_uint = 1;
@@ -139,6 +140,9 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         TM => MASK_CQ | MASK_TM,
         _ => 0,
     };
+    if kind == XRC && mask & !MASK_KNOWN != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
     if kind > TM || mask & needed != needed || extended.pd.is_null() {
         return null(libc::EINVAL);
     }
@@ -261,7 +265,7 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     0
 }
 
-/// `ibv_modify_srq`.
+/// `ibv_modify_srq`. No mlx5 changes the size (`mlx5_ib_modify_srq` of the kernel).
 pub(crate) unsafe extern "C" fn modify_srq(
     srq: *mut ibv_srq,
     attr: *mut ibv_srq_attr,
@@ -272,7 +276,11 @@ pub(crate) unsafe extern "C" fn modify_srq(
     let Some(handle) = queue.handle() else { return refused(libc::EINVAL) };
     let wanted =
         SrqAttributes { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: attr.srq_limit };
-    code(handle.modify(SrqAttrMask::from_bits_retain(mask as u32), wanted))
+    let mask = SrqAttrMask::from_bits_retain(mask as u32);
+    if mask.contains(SrqAttrMask::MAX_WR) {
+        return refused(libc::EINVAL);
+    }
+    code(handle.modify(mask, wanted))
 }
 
 /// `ibv_query_srq`.

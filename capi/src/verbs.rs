@@ -186,7 +186,7 @@ verbs! {
     Destroys "C" destroy_flow = flow(given flow: *mut ibv_flow) -> c_int;
     Destroys "C" destroy_flow_action = dv(given action: *mut ibv_flow_action) -> c_int;
     Makes "C" create_counters =
-        flow(given context: *mut ibv_context, given attr: *mut c_void) -> *mut ibv_counters;
+        flow(given context: *mut ibv_context, given attr: *mut ibv_counters_init_attr) -> *mut ibv_counters;
     Destroys "C" destroy_counters = flow(given counters: *mut ibv_counters) -> c_int;
     Uses "C" attach_counters_point_flow = flow(
         given counters: *mut ibv_counters, given attr: *mut ibv_counter_attach_attr,

@@ -33,6 +33,8 @@ const SCATTER_FCS: u32 = 1 << 1;
 /// `enum ibv_wq_attr_mask`.
 const ATTR_STATE: u32 = 1;
 const ATTR_CURRENT: u32 = 1 << 1;
+const ATTR_FLAGS: u32 = 1 << 2;
+const ATTR_KNOWN: u32 = ATTR_STATE | ATTR_CURRENT | ATTR_FLAGS;
 /// `IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE`.
 const MAX_LOG_PLACES: u32 = 13;
 
@@ -103,12 +105,11 @@ pub(crate) unsafe fn create(
 ) -> *mut ibv_wq {
     // SAFETY: the caller's struct.
     let given = unsafe { grown::read(attr) };
-    if given.wq_type != RECEIVES || given.pd.is_null() || given.cq.is_null() {
+    let lacks_objects = given.pd.is_null() || given.cq.is_null();
+    if given.wq_type != RECEIVES || lacks_objects || given.comp_mask & !MASK_FLAGS != 0 {
         return null(libc::EINVAL);
     }
-    if given.comp_mask & !MASK_FLAGS != 0
-        || given.create_flags & !(CVLAN_STRIPPING | SCATTER_FCS) != 0
-    {
+    if given.create_flags & !(CVLAN_STRIPPING | SCATTER_FCS) != 0 {
         return null(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's objects.
@@ -187,11 +188,11 @@ fn object(
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     // SAFETY: the caller's queue and struct.
     let (queue, attr) = unsafe { (Wq::of(wq), grown::read(attr)) };
-    if attr.attr_mask & !(ATTR_STATE | ATTR_CURRENT) != 0 {
-        return refused(libc::EOPNOTSUPP);
-    }
-    if attr.attr_mask & ATTR_STATE == 0 {
+    if attr.attr_mask & ATTR_STATE == 0 || attr.attr_mask & !ATTR_KNOWN != 0 {
         return refused(libc::EINVAL);
+    }
+    if attr.attr_mask & ATTR_FLAGS != 0 {
+        return refused(libc::EOPNOTSUPP);
     }
     let (Some(state), current) = (state(attr.wq_state), state(attr.curr_wq_state)) else {
         return refused(libc::EINVAL);

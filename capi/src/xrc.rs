@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::create;
 use crate::result::{destroy_and_free, null, pointer};
 
-/// `IBV_XRCD_INIT_ATTR_FD` and `_OFLAGS`: both are needed.
+/// `IBV_XRCD_INIT_ATTR_FD` and `_OFLAGS`: both are needed, and there are no others.
 const BOTH: u32 = 3;
 
 /// `enum ibv_qp_open_attr_mask`.
@@ -54,15 +54,15 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 ) -> *mut ibv_xrcd {
     // SAFETY: the caller's struct and context.
     let (attr, owner) = unsafe { (&*attr, Context::of(context)) };
-    if attr.comp_mask & BOTH != BOTH {
+    if attr.comp_mask & !BOTH != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask != BOTH {
         return null(libc::EINVAL);
     }
-    let opened = if attr.fd < 0 {
-        owner.library.open_xrcd()
-    } else {
-        // SAFETY: the caller's descriptor, for the time of the call.
-        owner.library.open_shared_xrcd(unsafe { BorrowedFd::borrow_raw(attr.fd) })
-    };
+    // SAFETY: the caller's descriptor, for the time of the call.
+    let file = (attr.fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(attr.fd) });
+    let opened = owner.library.open_xrcd_as(file, attr.oflags);
     pointer(
         opened.map(|library| Box::new(Xrcd { base: ibv_xrcd { context }, library: Some(library) })),
     )

@@ -40,6 +40,11 @@ fn promises_of_the_verbs_are_kept() {
 }
 
 #[test]
+fn unknown_bits_are_refused_as_by_libibverbs() {
+    runs("masks.c", &["-libverbs"]);
+}
+
+#[test]
 fn signals_interrupt_waits_as_their_handlers_say() {
     runs("signals.c", &["-libverbs"]);
 }

@@ -37,7 +37,7 @@ impl Context {
     /// `Unsupported` where the device has no XRC; errors of the kernel.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
-        self.open_xrcd_as(-1)
+        self.open_xrcd_as(None, nix::libc::O_CREAT)
     }
 
     /// Opens the XRC domain that `file`'s inode names, shared by all processes that open it so;
@@ -46,11 +46,17 @@ impl Context {
     /// # Errors
     /// As [`Context::open_xrcd`].
     pub fn open_shared_xrcd(&self, file: BorrowedFd<'_>) -> Result<XrcDomain> {
-        self.open_xrcd_as(file.as_raw_fd())
+        self.open_xrcd_as(Some(file), nix::libc::O_CREAT)
     }
 
-    fn open_xrcd_as(&self, fd: i32) -> Result<XrcDomain> {
-        let command = OpenXrcd { response: 0, fd: fd as u32, oflags: nix::libc::O_CREAT as u32 };
+    /// Opens a domain with C's `oflags`.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    #[doc(hidden)]
+    pub fn open_xrcd_as(&self, file: Option<BorrowedFd<'_>>, oflags: i32) -> Result<XrcDomain> {
+        let fd = file.map_or(-1, |file| file.as_raw_fd());
+        let command = OpenXrcd { response: 0, fd: fd as u32, oflags: oflags as u32 };
         let answer = self.commands().write("open_xrcd", &command)?;
         let object = Object::new(self.clone(), answer.xrcd_handle, &KIND);
         Ok(XrcDomain { object: Arc::new(object) })

@@ -382,6 +382,11 @@ super::c_structs! {
         comp_mask: u32,
     }
 
+    struct ibv_counters_init_attr {
+        comp_mask: u32,
+    }
+
+    #[derive(Clone, Copy, Debug)]
     struct ibv_counter_attach_attr {
         counter_desc: c_uint,
         index: u32,

@@ -87,7 +87,7 @@ super::c_structs! {
         read_counters: unsafe extern "C" fn(*mut ibv_counters, *mut u64, u32, u32) -> c_int,
         attach_counters_point_flow:
             unsafe extern "C" fn(*mut ibv_counters, *mut ibv_counter_attach_attr, *mut ibv_flow) -> c_int,
-        create_counters: unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> *mut ibv_counters,
+        create_counters: unsafe extern "C" fn(*mut ibv_context, *mut ibv_counters_init_attr) -> *mut ibv_counters,
         destroy_counters: unsafe extern "C" fn(*mut ibv_counters) -> c_int,
         reg_dm_mr: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr,
         alloc_dm: unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm,

@@ -199,6 +199,7 @@ addresses!(
     *mut ibv_td_init_attr,
     *mut ibv_alloc_dm_attr,
     *mut ibv_xrcd_init_attr,
+    *mut ibv_counters_init_attr,
     *mut ibv_flow_attr,
     *mut ibv_values_ex,
     *mut ibv_wc,

@@ -67,6 +67,7 @@ unsafe fn one_of_each(context: *mut ibv_context) -> Vec<Object> {
         assert_eq!(query::query_gid(context, 1, 3, own), 0);
         let address = ah::create_ah(domain, &raw mut address);
         let xrcd = &mut ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
+        let counters = &mut ibv_counters_init_attr { comp_mask: 0 };
         let bytes = &mut ibv_alloc_dm_attr { length: 64, log_align_req: 0, comp_mask: 0 };
         let direct = crate::dv::tests::one_of_each(domain);
         let verbs = [
@@ -81,7 +82,7 @@ unsafe fn one_of_each(context: *mut ibv_context) -> Vec<Object> {
             object(address, ah::destroy_ah),
             object(xrc::open_xrcd(context, xrcd), xrc::close_xrcd),
             object(extras::alloc_dm(context, bytes), extras::free_dm),
-            object(flow::create_counters(context, std::ptr::null_mut()), flow::destroy_counters),
+            object(flow::create_counters(context, counters), flow::destroy_counters),
         ];
         verbs.into_iter().chain(direct).collect()
     }

@@ -1,0 +1,211 @@
+/* Bits, flags and types that no verb knows, and objects that a verb does not take: each is refused with the errno of
+ * rdma-core, and nothing is made or changed. */
+#include "common.h"
+
+#define REFUSES(call, number)                                                                        \
+	do {                                                                                         \
+		errno = 0;                                                                           \
+		CHECK(!(call) && errno == (number));                                                 \
+	} while (0)
+
+static void completion_queues(void)
+{
+	struct ibv_cq_init_attr_ex attr = { .cqe = 4, .comp_mask = 1 << 2 };
+
+	REFUSES(ibv_create_cq_ex(context, &attr), EINVAL);
+	attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+	attr.flags = 1 << 2;
+	REFUSES(ibv_create_cq_ex(context, &attr), EINVAL);
+	/* Neither no domain nor one without a parent is a parent domain. */
+	attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
+	REFUSES(ibv_create_cq_ex(context, &attr), EINVAL);
+	attr.parent_domain = pd;
+	REFUSES(ibv_create_cq_ex(context, &attr), EINVAL);
+}
+
+static struct ibv_qp *create(struct ibv_cq *cq, int type, int flags, uint64_t operations)
+{
+	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .qp_type = type, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | (flags ? IBV_QP_INIT_ATTR_CREATE_FLAGS : 0) |
+			(operations ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
+		.create_flags = flags, .send_ops_flags = operations,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 } };
+
+	if (type == IBV_QPT_XRC_SEND)
+		attr.cap.max_recv_wr = 0;
+	return ibv_create_qp_ex(context, &attr);
+}
+
+/* Which operations of ibv_wr_… each type of queue pair has (mlx5_qp_fill_wr_pfns of libmlx5). */
+static void operations(struct ibv_cq *cq)
+{
+	static const struct { int type; uint64_t has; } types[] = {
+		{ IBV_QPT_RC, 0x7ff & ~IBV_QP_EX_WITH_TSO },
+		{ IBV_QPT_UC, IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_SEND |
+			IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW |
+			IBV_QP_EX_WITH_SEND_WITH_INV },
+		{ IBV_QPT_UD, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM },
+		{ IBV_QPT_XRC_SEND, 0x7ff & ~IBV_QP_EX_WITH_TSO },
+		{ IBV_QPT_RAW_PACKET, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO },
+	};
+	unsigned i, bit;
+
+	for (i = 0; i < sizeof types / sizeof *types; i++)
+		for (bit = 0; bit < 11; bit++) {
+			struct ibv_qp *qp;
+			errno = 0;
+			qp = create(cq, types[i].type, 0, 1 << bit);
+			if (!qp && !(types[i].has & 1 << bit) && errno == EOPNOTSUPP)
+				continue;
+			if (!qp || !(types[i].has & 1 << bit))
+				fprintf(stderr, "type %d, operation %u\n", types[i].type, bit);
+			CHECK(qp && types[i].has & 1 << bit && ibv_destroy_qp(qp) == 0);
+		}
+}
+
+static void queue_pairs(struct ibv_cq *cq)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	struct ibv_qp *qp = create(cq, IBV_QPT_RC, 0, 0);
+	int bit;
+
+	CHECK(qp);
+	for (bit = 21; bit < 31; bit++)
+		CHECK(bit == 25 || ibv_modify_qp(qp, &attr, IBV_QP_STATE | 1 << bit) == EOPNOTSUPP);
+	/* Alternate paths are for InfiniBand ports, rate limits for queue pairs of frames. */
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_ALT_PATH) == EINVAL);
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_RATE_LIMIT) == EINVAL);
+	CHECK(ibv_destroy_qp(qp) == 0);
+	REFUSES(create(cq, 77, 0, 0), EINVAL);
+	REFUSES(create(cq, 1, 0, 0), EINVAL);
+	REFUSES(create(cq, IBV_QPT_RC, IBV_QP_CREATE_SCATTER_FCS, 0), EINVAL);
+	REFUSES(create(cq, IBV_QPT_UD, IBV_QP_CREATE_CVLAN_STRIPPING, 0), EINVAL);
+	REFUSES(create(cq, IBV_QPT_RAW_PACKET, 1 << 20, 0), EINVAL);
+}
+
+static void shared_receives(struct ibv_cq *cq)
+{
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &attr);
+	struct ibv_srq_attr change = { .max_wr = 8 };
+	struct ibv_xrcd_init_attr domain = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1,
+		.oflags = O_CREAT };
+	struct ibv_srq_init_attr_ex extended = { .attr = { .max_wr = 4, .max_sge = 1 }, .pd = pd, .cq = cq,
+		.srq_type = IBV_SRQT_XRC, .comp_mask = 1 << 5 | IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			IBV_SRQ_INIT_ATTR_CQ };
+
+	/* No mlx5 resizes one (mlx5_ib_modify_srq of the kernel). */
+	CHECK(srq && ibv_modify_srq(srq, &change, IBV_SRQ_MAX_WR) == EINVAL && ibv_destroy_srq(srq) == 0);
+	/* A mask that lacks needed bits has the unknown one first. */
+	REFUSES(ibv_create_srq_ex(context, &extended), EOPNOTSUPP);
+	extended.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+	extended.xrcd = ibv_open_xrcd(context, &domain);
+	CHECK(extended.xrcd);
+	REFUSES(ibv_create_srq_ex(context, &extended), EOPNOTSUPP);
+	CHECK(ibv_close_xrcd(extended.xrcd) == 0);
+}
+
+static void work_queues(struct ibv_cq *cq)
+{
+	struct ibv_wq_init_attr attr = { .wq_type = IBV_WQT_RQ, .max_wr = 4, .max_sge = 1, .pd = pd, .cq = cq,
+		.comp_mask = 1 << 1 };
+	struct ibv_wq_attr change = { .attr_mask = 1 << 3 | IBV_WQ_ATTR_STATE };
+	struct ibv_wq *wq;
+
+	REFUSES(ibv_create_wq(context, &attr), EINVAL);
+	attr.comp_mask = 0;
+	wq = ibv_create_wq(context, &attr);
+	CHECK(wq && ibv_modify_wq(wq, &change) == EINVAL && ibv_destroy_wq(wq) == 0);
+}
+
+static void counters(void)
+{
+	struct ibv_counters_init_attr attr = { .comp_mask = 1 };
+	struct ibv_counter_attach_attr attach = { .counter_desc = IBV_COUNTER_PACKETS, .comp_mask = 1 };
+	struct ibv_counters *set;
+	uint64_t value;
+
+	REFUSES(ibv_create_counters(context, &attr), EOPNOTSUPP);
+	attr.comp_mask = 0;
+	set = ibv_create_counters(context, &attr);
+	CHECK(set && ibv_attach_counters_point_flow(set, &attach, NULL) == EOPNOTSUPP);
+	attach.comp_mask = 0;
+	/* Counters are attached to rules that are still to be made. */
+	CHECK(ibv_attach_counters_point_flow(set, &attach, (struct ibv_flow *)&attach) == ENOTSUP);
+	CHECK(ibv_attach_counters_point_flow(set, &attach, NULL) == 0);
+	CHECK(ibv_read_counters(set, &value, 1, 1 << 3) == EINVAL && ibv_destroy_counters(set) == 0);
+}
+
+static void device_memory(void)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 4096 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &attr);
+	char bytes[64];
+
+	CHECK(dm);
+	REFUSES(ibv_reg_dm_mr(pd, dm, 0, 64, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+	CHECK(ibv_memcpy_to_dm(dm, 4090, bytes, sizeof bytes) == EFAULT);
+	CHECK(ibv_memcpy_from_dm(bytes, dm, 4096, 4) == EFAULT);
+	CHECK(ibv_memcpy_from_dm(bytes, dm, 8192, 0) == EFAULT && ibv_memcpy_to_dm(dm, 4096, bytes, 0) == 0);
+	CHECK(ibv_free_dm(dm) == 0);
+}
+
+static void regions(void)
+{
+	struct ibv_mr *null = ibv_alloc_null_mr(pd);
+	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
+
+	errno = 0;
+	CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_CMD && errno == EINVAL);
+	/* Only regions over memory of the program's are changed. */
+	errno = 0;
+	CHECK(null && ibv_rereg_mr(null, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 1) == IBV_REREG_MR_ERR_INPUT);
+	CHECK(errno == EINVAL && ibv_dereg_mr(null) == 0);
+	CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 1 << 1, &sge, 1) == EINVAL);
+	REFUSES(ibv_import_device(-1), EINVAL);
+	REFUSES(ibv_import_device(12345), EINVAL);
+}
+
+/* What ibv_open_xrcd(3) says of O_CREAT and O_EXCL. */
+static void xrc_domains(void)
+{
+	char path[] = "/tmp/uverbs-xrcd-XXXXXX";
+	struct ibv_xrcd_init_attr attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS };
+	struct ibv_xrcd *first, *second;
+
+	attr.fd = mkstemp(path);
+	CHECK(attr.fd >= 0 && unlink(path) == 0);
+	REFUSES(ibv_open_xrcd(context, &attr), EAGAIN);
+	attr.oflags = O_CREAT | O_EXCL;
+	first = ibv_open_xrcd(context, &attr);
+	CHECK(first);
+	REFUSES(ibv_open_xrcd(context, &attr), EINVAL);
+	attr.oflags = 0;
+	second = ibv_open_xrcd(context, &attr);
+	CHECK(second && ibv_close_xrcd(first) == 0 && ibv_close_xrcd(second) == 0);
+	attr.comp_mask |= 1 << 2;
+	REFUSES(ibv_open_xrcd(context, &attr), EOPNOTSUPP);
+	close(attr.fd);
+}
+
+int main(void)
+{
+	struct ibv_cq *cq;
+
+	open_soft();
+	cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	CHECK(cq);
+	completion_queues();
+	operations(cq);
+	queue_pairs(cq);
+	shared_receives(cq);
+	work_queues(cq);
+	counters();
+	device_memory();
+	regions();
+	xrc_domains();
+	CHECK(ibv_destroy_cq(cq) == 0);
+	close_soft();
+	puts("kept");
+	return 0;
+}
