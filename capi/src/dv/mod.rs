@@ -117,6 +117,8 @@ pub(crate) unsafe extern "C" fn is_supported(device: *mut ibv_device) -> c_int {
 
 /// `MLX5DV_CONTEXT_FLAGS_DEVX`.
 const DEVX: u32 = 1;
+/// `MLX5DV_CONTEXT_ATTR_MASK_FD_ARRAY` of rdma-core 65: files for the new context.
+const FILES: u64 = 1;
 
 /// `mlx5dv_open_device`: EOPNOTSUPP with DEVX where the device has none, so that programs open it
 /// without.
@@ -127,7 +129,10 @@ pub(crate) unsafe extern "C" fn open_device(
     // SAFETY: null, or the caller's struct.
     let (flags, mask) =
         unsafe { attr.as_ref() }.map_or((0, 0), |attr| (attr.flags, attr.comp_mask));
-    if flags & !DEVX != 0 || mask != 0 {
+    if flags & !DEVX != 0 || mask & !FILES != 0 {
+        return null(libc::EINVAL);
+    }
+    if mask != 0 {
         return null(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's device, and the context just opened.

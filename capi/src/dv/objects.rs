@@ -133,8 +133,8 @@ struct PdParts {
 
 /// `mlx5dv_init_obj`. On return each mask has the bits of the fields that were filled in.
 pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c_int {
-    if kinds & !KNOWN != 0 {
-        return refused(libc::EOPNOTSUPP);
+    if kinds == 0 || kinds & !KNOWN != 0 {
+        return refused(libc::EINVAL);
     }
     // SAFETY: the caller's struct, with an object and a place for each kind that it names.
     unsafe {

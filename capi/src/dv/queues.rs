@@ -16,6 +16,8 @@ use crate::{cq, qp, wq};
 const MASK_CREATE_FLAGS: u64 = 1;
 const MASK_DC: u64 = 1 << 1;
 const MASK_SEND_OPS: u64 = 1 << 2;
+/// With streams of DC initiators.
+const MASK_KNOWN: u64 = MASK_CREATE_FLAGS | MASK_DC | MASK_SEND_OPS | 1 << 3;
 /// `enum mlx5dv_qp_create_send_ops_flags`: interleaved and listed memory, configuration of keys;
 /// and requests that the program encodes.
 const OPS_KEYS: u64 = 1 | 1 << 1 | 1 << 2;
@@ -23,14 +25,18 @@ const OPS_RAW_WQE: u64 = 1 << 3;
 /// `enum mlx5dv_qp_create_flags`.
 const DISABLE_SCATTER: u32 = 1 << 3;
 const ALLOW_SCATTER: u32 = 1 << 4;
+const FLAGS_KNOWN: u32 = (1 << 8) - 1;
 
 /// `enum mlx5dv_dc_type`.
 const TYPE_DCT: u32 = 1;
 const TYPE_DCI: u32 = 2;
 
-/// `enum mlx5dv_cq_init_attr_mask`: compression, and the size of entries.
+/// `enum mlx5dv_cq_init_attr_mask`: compression, flags, and the size of entries.
 const MASK_COMPRESSED: u64 = 1 << 0;
+const MASK_CQ_FLAGS: u64 = 1 << 1;
 const MASK_CQE_SIZE: u64 = 1 << 2;
+/// `MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD`, the only flag.
+const PADDED: u32 = 1;
 
 /// `struct mlx5dv_qp_init_attr`, as far as it is read.
 #[derive(Default)]
@@ -74,6 +80,7 @@ grown! {
     }
     CqAttr until cqe_comp_res_format by comp_mask {
         MASK_COMPRESSED => cqe_comp_res_format,
+        MASK_CQ_FLAGS => flags,
         MASK_CQE_SIZE => cqe_size,
     }
     WqAttr until single_stride_log_num_of_bytes by comp_mask {
@@ -109,14 +116,17 @@ pub(crate) unsafe extern "C" fn create_qp(
         (_, TYPE_DCI) => Some(Dynamic::Initiator),
         _ => return null(libc::EINVAL),
     };
+    if mask & !MASK_KNOWN != 0 || flags & !FLAGS_KNOWN != 0 {
+        return null(libc::EINVAL);
+    }
     let both = DISABLE_SCATTER | ALLOW_SCATTER;
-    let is_known = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS | MASK_DC) == 0
+    let is_supported = mask & !(MASK_CREATE_FLAGS | MASK_SEND_OPS | MASK_DC) == 0
         && flags & !both == 0
         && operations & !(OPS_KEYS | OPS_RAW_WQE) == 0;
     let changes_keys = operations & OPS_KEYS != 0;
     // SAFETY: the caller's struct.
     let is_connected = unsafe { (*attr).qp_type } == QpType::Rc as u32;
-    if !is_known || changes_keys && !is_connected {
+    if !is_supported || changes_keys && !is_connected {
         return null(libc::EOPNOTSUPP);
     }
     if flags & both == both {
@@ -140,7 +150,10 @@ pub(crate) unsafe extern "C" fn create_cq(
     // SAFETY: null, or the caller's struct.
     let own = unsafe { optional(own) };
     let mask = own.comp_mask;
-    if mask & !(MASK_CQE_SIZE | MASK_COMPRESSED) != 0 {
+    if mask & !(MASK_CQE_SIZE | MASK_COMPRESSED | MASK_CQ_FLAGS) != 0 || own.flags & !PADDED != 0 {
+        return null(libc::EINVAL);
+    }
+    if own.flags != 0 {
         return null(libc::EOPNOTSUPP);
     }
     let compression = match mask & MASK_COMPRESSED {
@@ -150,10 +163,10 @@ pub(crate) unsafe extern "C" fn create_cq(
             found => found,
         },
     };
-    let is_wide = match own.cqe_size {
-        0 => cq::is_wide_by_default(),
-        64 => Some(false),
-        128 => Some(true),
+    let is_wide = match (mask & MASK_CQE_SIZE, own.cqe_size) {
+        (0, _) => cq::is_wide_by_default(),
+        (_, 64) => Some(false),
+        (_, 128) => Some(true),
         _ => None,
     };
     let Some(is_wide) = is_wide else { return null(libc::EINVAL) };
@@ -196,7 +209,7 @@ impl WqAttr {
                 let shifts = self.two_byte_shift_en != 0;
                 Ok(Some(if shifts { striding.two_byte_shift() } else { striding }))
             }
-            _ => Err(libc::EOPNOTSUPP),
+            _ => Err(libc::EINVAL),
         }
     }
 }
