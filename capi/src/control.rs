@@ -8,13 +8,22 @@ use uverbs::flow::{FlowBuilder, MatchedFlowBuilder, Matcher};
 use uverbs::qp::{Capacities, DcReceiver, Ece, RateLimit, State, XrcReceiver};
 use uverbs::qp_type::{Dci, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::{QpLayout, QueuePair};
-use uverbs::{Error, Gid, RssTarget};
+use uverbs::{Error, ErrorKind, Gid, RssTarget};
 use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::send_queue::Common;
 
 use crate::post;
-use crate::qp::Control;
+use crate::qp::{Control, NO_ECE};
 use crate::result::failed;
+
+/// What is negotiated for the connection: nothing, where the device has no options, as libmlx5 says
+/// it (`mlx5_query_ece`).
+fn ece(asked: Result<Ece, Error>) -> Result<Ece, c_int> {
+    match asked {
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(NO_ECE),
+        asked => asked.map_err(|error| failed(&error)),
+    }
+}
 
 macro_rules! common {
     () => {
@@ -54,7 +63,7 @@ macro_rules! queue_pair {
                 Some(self.layout())
             }
             fn query_ece(&self) -> Result<Ece, c_int> {
-                self.query_ece().map_err(|error| failed(&error))
+                ece(self.query_ece())
             }
             fn set_ece(&mut self, ece: Ece) -> Result<(), c_int> {
                 self.set_ece(ece).map_err(|error| failed(&error))
@@ -100,7 +109,7 @@ impl Control for XrcReceiver {
 impl Control for DcReceiver {
     common!();
     fn query_ece(&self) -> Result<Ece, c_int> {
-        self.query_ece().map_err(|error| failed(&error))
+        ece(self.query_ece())
     }
     fn set_ece(&mut self, ece: Ece) -> Result<(), c_int> {
         self.set_ece(ece).map_err(|error| failed(&error))

@@ -32,6 +32,9 @@ use crate::wr::{self, Building};
 /// accepts lower bits without a meaning (`ibv_cmd_query_qp` of rdma-core 44 and 65).
 const FIRST_NOT_QUERIED: c_int = 1 << 25;
 
+/// No options of the vendor, which is `PCI_VENDOR_ID_MELLANOX`.
+pub(crate) const NO_ECE: Ece = Ece { vendor_id: 0x15b3, options: 0 };
+
 /// The attributes that a query of a DC target may ask for (`mlx5_ib_dct_query_qp` in
 /// drivers/infiniband/hw/mlx5/qp.c).
 const DC_TARGET_ATTRIBUTES: c_int = QpAttrMask::STATE
@@ -126,7 +129,7 @@ pub(crate) trait Control {
     }
     /// `ibv_query_ece`.
     fn query_ece(&self) -> Result<Ece, c_int> {
-        Err(libc::EOPNOTSUPP)
+        Ok(NO_ECE)
     }
     /// `ibv_set_ece`.
     fn set_ece(&mut self, _: Ece) -> Result<(), c_int> {
@@ -464,7 +467,12 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
         max_burst: attr.max_burst_sz,
         typical_packet: attr.typical_pkt_sz,
     };
-    queue_pair.with(|library| library.rate_limit(limit)).map_or_else(refused, |()| 0)
+    // Other types than raw packet have no limit, and not each device has bursts: both are EINVAL.
+    match queue_pair.with(|library| library.rate_limit(limit)) {
+        Ok(()) => 0,
+        Err(libc::EOPNOTSUPP) => refused(libc::EINVAL),
+        Err(errno) => refused(errno),
+    }
 }
 
 /// `ibv_attach_mcast`.
@@ -505,7 +513,7 @@ pub(crate) unsafe extern "C" fn query_ece(qp: *mut ibv_qp, into: *mut ibv_ece) -
 pub(crate) unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the caller's queue pair and struct.
     let (queue_pair, ece) = unsafe { (Qp::of(qp), &*ece) };
-    if ece.comp_mask != 0 {
+    if ece.comp_mask != 0 || ece.vendor_id != NO_ECE.vendor_id {
         return refused(libc::EINVAL);
     }
     let wanted = Ece { vendor_id: ece.vendor_id, options: ece.options };

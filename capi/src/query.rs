@@ -188,6 +188,9 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     if values.comp_mask & !RAW_CLOCK != 0 {
         return refused(libc::EINVAL);
     }
+    if values.comp_mask == 0 {
+        return 0;
+    }
     let Some(clock) = context.clock() else { return refused(libc::EOPNOTSUPP) };
     code(clock.ticks().map(|ticks| {
         values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as i64 };
@@ -235,7 +238,7 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     size: usize,
 ) -> c_int {
     if flags != 0 {
-        return refused(libc::EOPNOTSUPP);
+        return refused(libc::EINVAL);
     }
     let Ok(port) = u8::try_from(port) else { return refused(libc::EINVAL) };
     // SAFETY: the caller's context.
@@ -287,7 +290,10 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
-    if flags != 0 || size < size_of::<ibv_gid_entry>() {
+    if flags != 0 {
+        return -(refused(libc::EINVAL) as isize);
+    }
+    if size < size_of::<ibv_gid_entry>() {
         return -(refused(libc::EOPNOTSUPP) as isize);
     }
     // SAFETY: the caller's context.

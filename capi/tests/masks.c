@@ -188,6 +188,23 @@ static void xrc_domains(void)
 	close(attr.fd);
 }
 
+/* Flags that no query has, values that were not asked for, and options of a device that has none. */
+static void queries(struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = create(cq, IBV_QPT_RC, 0, 0);
+	struct ibv_qp_rate_limit_attr rate = { .rate_limit = 1000 };
+	struct ibv_values_ex values = { 0 };
+	struct ibv_ece ece = { .vendor_id = 1 };
+	struct ibv_gid_entry entry;
+
+	CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 1) == EINVAL);
+	CHECK(ibv_query_gid_table(context, &entry, 1, 1) == -EINVAL);
+	CHECK(ibv_query_rt_values_ex(context, &values) == 0 && values.comp_mask == 0);
+	CHECK(qp && ibv_set_ece(qp, &ece) == EINVAL && ibv_modify_qp_rate_limit(qp, &rate) == EINVAL);
+	CHECK(ibv_query_ece(qp, &ece) == 0 && ece.vendor_id == 0x15b3 && ece.options == 0 && ece.comp_mask == 0);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 int main(void)
 {
 	struct ibv_cq *cq;
@@ -204,6 +221,7 @@ int main(void)
 	device_memory();
 	regions();
 	xrc_domains();
+	queries(cq);
 	CHECK(ibv_destroy_cq(cq) == 0);
 	close_soft();
 	puts("kept");
