@@ -205,6 +205,24 @@ static void queries(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* A frame without data has no header: it is refused, and the queue pair goes on. */
+static void frames(struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = create(cq, IBV_QPT_RAW_PACKET, 0, 0);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_sge sge = { (uintptr_t)buffer, 64, mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+		*bad = NULL;
+
+	CHECK(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == 0);
+	for (attr.qp_state = IBV_QPS_RTR; attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
+		CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL && bad == &wr);
+	wr.num_sge = 1;
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0 && wait_for(cq).status == IBV_WC_SUCCESS);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 int main(void)
 {
 	struct ibv_cq *cq;
@@ -222,6 +240,7 @@ int main(void)
 	regions();
 	xrc_domains();
 	queries(cq);
+	frames(cq);
 	CHECK(ibv_destroy_cq(cq) == 0);
 	close_soft();
 	puts("kept");

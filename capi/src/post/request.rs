@@ -163,6 +163,9 @@ unsafe fn packet<'w>(wr: *const ibv_send_wr) -> Result<RunTimeOperation<'w>, Pos
     // SAFETY: the caller's promise.
     let (offload, opcode) = unsafe { (offload((*wr).send_flags), (*wr).opcode) };
     match opcode {
+        // As in libmlx5, a frame has a header, which is in the first SGE.
+        // SAFETY: the caller's promise.
+        wr_opcode::SEND if unsafe { (*wr).num_sge } == 0 => Err(PostError::BadHeader),
         wr_opcode::SEND => Ok(RunTimeOperation::Packet(offload)),
         wr_opcode::TSO => {
             // SAFETY: the opcode says that this part of the union is filled; the header is the
