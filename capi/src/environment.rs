@@ -34,9 +34,9 @@ pub(crate) fn say(text: &str) {
     });
 }
 
-/// Writes a line that is lost if it cannot be written. A pipe that nobody reads any more sends the
-/// program no signal. A thread that is cancelled in the call would never release the library's
-/// locks that it holds, so cancellation waits.
+/// Writes a line that is lost if it cannot be written. A pipe without a reader sends the program no
+/// signal. A thread that is cancelled in the call would never release the library's locks that it
+/// holds, so cancellation waits.
 pub(crate) fn write_or_lose(write: impl FnOnce() -> io::Result<()>) {
     let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
     uncancelled(|| {

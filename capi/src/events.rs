@@ -60,8 +60,8 @@ pub(crate) fn uncancelled<R>(call: impl FnOnce() -> R) -> R {
 }
 
 /// Waits until `fd` is readable. Returns an errno, and sets it, if the call must not wait or a
-/// signal came whose handler does not restart calls. A thread may be cancelled here, as in the `read(2)` of libibverbs: callers own
-/// nothing at this time that would have to be dropped.
+/// signal came whose handler does not restart calls. A thread may be cancelled here, as in the
+/// `read(2)` of libibverbs: callers own nothing at this time that would have to be dropped.
 pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
     if blocking == Blocking::Returns {
         return refused(libc::EAGAIN);
