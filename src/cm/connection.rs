@@ -67,6 +67,9 @@ pub struct Link {
     end: OnceLock<End>,
 }
 
+/// How often a thread looks whether another one has taken the event of the connection's end.
+const LOOK: Duration = Duration::from_millis(100);
+
 #[derive(Debug, Clone, Copy)]
 enum End {
     Disconnected,
@@ -118,12 +121,11 @@ impl Link {
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while !self.was_told()? {
-            let event = match deadline {
-                Some(deadline) => self.channel.next_event_until(deadline),
-                None => self.channel.next_event(),
-            };
-            match event {
+            let look = Instant::now() + LOOK;
+            let until = deadline.map_or(look, |deadline| deadline.min(look));
+            match self.channel.next_event_until(until) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut && deadline != Some(until) => {}
                 event => self.take(event?)?,
             }
         }
@@ -146,7 +148,7 @@ impl Link {
         Ok(true)
     }
 
-    fn take(&self, event: Event) -> Result<()> {
+    pub(super) fn take(&self, event: Event) -> Result<()> {
         match event.kind {
             EventKind::Disconnected(result) => {
                 let _ = self.end.set(End::Disconnected);

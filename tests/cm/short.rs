@@ -67,6 +67,26 @@ fn ipv6_addresses_work_too() {
     assert!(error.cause().contains("link-local"), "{error}");
 }
 
+/// The event of the end goes to one of them.
+#[test]
+fn all_threads_that_wait_for_the_end_learn_of_it() {
+    let (context, address) = device_and_address();
+    let (server, client) = pair(&context, address);
+    let (say, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let (say, link) = (say.clone(), &client.link);
+            scope.spawn(move || {
+                say.send(()).unwrap();
+                link.wait_disconnected(Some(PATIENCE)).unwrap();
+            });
+        }
+        (0..4).for_each(|_| told.recv().unwrap());
+        drop(server);
+    });
+    assert!(client.link.has_ended().unwrap());
+}
+
 #[test]
 fn a_disconnect_reaches_the_other_end_in_either_order() {
     for server_first in [true, false] {
