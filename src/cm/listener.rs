@@ -382,11 +382,16 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
             EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
-            EventKind::Established => {
+            // A peer that disconnects was connected: its confirmation was lost, and it may have sent
+            // something.
+            EventKind::Established | EventKind::Disconnected(_) => {
                 let Some(pending) = self.half_open.remove(event.id) else { return Ok(None) };
                 let connection = self.finish(pending);
                 self.fill_place();
-                connection.map(Some)
+                let connection = connection?;
+                let agreed = connection.link.take(event);
+                tracing::debug!(?agreed, "a connection is established");
+                Ok(Some(connection))
             }
             EventKind::DeviceRemoval if event.id == self.id.key() => {
                 self.is_removed = true;

@@ -84,6 +84,21 @@ pub(crate) fn handle_event(listener: &mut Listener) {
     assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
 }
 
+/// The peer has connected and may have sent something, before its end is the first news of it.
+#[test]
+fn a_peer_whose_confirmation_is_lost_is_accepted() {
+    let (context, address) = device_and_address();
+    let (mut listener, to, _) = narrow(&context, address);
+    let mut peer = Peer::asking(&context, to);
+    handle_event(&mut listener);
+    assert!(peer.was_accepted());
+    peer.confirm();
+    assert!(matches!(next(listener.channel()).kind, EventKind::Established));
+    peer.id.disconnect().unwrap();
+    let mut server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    assert!(server.has_ended().unwrap());
+}
+
 #[test]
 fn peers_that_do_not_confirm_are_bounded() {
     let (context, address) = device_and_address();
