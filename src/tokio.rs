@@ -386,7 +386,7 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     pub async fn accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
             consume_budget().await;
-            self.listener.resume_panic()?;
+            self.listener.prepare()?;
             let arrived = self.listener.arrived()?;
             let eviction = self.listener.next_eviction();
             let event = match arrived {

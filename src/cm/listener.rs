@@ -49,6 +49,9 @@ type Make<L, X, R> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, 
 pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     id: Id,
     channel: Channel,
+    /// The next connection's channel. It is opened before an event is taken: without a free
+    /// descriptor none is lost.
+    next: Option<Channel>,
     options: AcceptOptions,
     make: Make<L, X, R>,
     /// Peers that are accepted and have not confirmed, and requests that wait until fewer are. The
@@ -227,7 +230,8 @@ impl ListenerBuilder {
         let waiting = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         let half_open = HalfOpen::new(self.half_open as usize, waiting as usize, Instant::now());
         let (options, make) = (self.options, Box::new(make));
-        Listener { id, channel, options, make, half_open, panic: None, is_removed: false }
+        let (next, panic, is_removed) = Default::default();
+        Listener { id, channel, next, options, make, half_open, panic, is_removed }
     }
 
     fn listen(&self, channel: &Channel, addresses: Vec<SocketAddr>) -> Result<Id> {
@@ -309,7 +313,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     /// `WouldBlock` if no connection is established; as [`Listener::accept`].
     pub fn try_accept(&mut self) -> Result<Connection<L, X, R>> {
         loop {
-            self.resume_panic()?;
+            self.prepare()?;
             let event = self.arrived()?.map_or_else(|| self.channel.try_next_event(), Ok)?;
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -319,7 +323,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
 
     fn accept_by(&mut self, deadline: Option<Instant>) -> Result<Connection<L, X, R>> {
         loop {
-            self.resume_panic()?;
+            self.prepare()?;
             let Some(event) = self.next_event(deadline)? else { continue };
             if let Some(connection) = self.step(event)? {
                 return Ok(connection);
@@ -362,15 +366,19 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Continues the panic of an earlier call.
+    /// Continues the panic of an earlier call, and opens the next connection's channel.
     ///
     /// # Errors
-    /// `DeviceGone` if the device was removed.
-    pub(crate) fn resume_panic(&mut self) -> Result<()> {
+    /// `DeviceGone` if the device was removed; as [`Channel::open`].
+    pub(crate) fn prepare(&mut self) -> Result<()> {
         if let Some(panic) = self.panic.take() {
             resume_unwind(panic);
         }
-        self.require_device()
+        self.require_device()?;
+        if self.next.is_none() {
+            self.next = Some(self.channel.open_another()?);
+        }
+        Ok(())
     }
 
     fn require_device(&self) -> Result<()> {
@@ -472,9 +480,9 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     }
 
     /// Gives the connection a channel of its own.
-    fn finish(&self, pending: Pending<L, X, R>) -> Result<Connection<L, X, R>> {
+    fn finish(&mut self, pending: Pending<L, X, R>) -> Result<Connection<L, X, R>> {
         let Pending { id, qp, resources, private_data } = pending;
-        let channel = self.channel.open_another()?;
+        let channel = self.next.take().map_or_else(|| self.channel.open_another(), Ok)?;
         id.migrate(&channel)?;
         let link = Link::new(id, channel, private_data);
         Ok(Connection { link, qp, resources })

@@ -18,7 +18,7 @@ use uverbs::tokio::AsyncListener;
 use uverbs::{Context, Device, ErrorKind, QueuePair};
 
 use crate::long::queue_pair;
-use crate::{PATIENCE, address_of, device_and_address, next, resolved};
+use crate::{PATIENCE, address_of, alone, device_and_address, next, resolved};
 
 /// A client that sends its RTU only when the test calls `confirm`.
 struct Peer {
@@ -97,6 +97,36 @@ fn a_peer_whose_confirmation_is_lost_is_accepted() {
     peer.id.disconnect().unwrap();
     let mut server = listener.accept_until(Instant::now() + PATIENCE).unwrap();
     assert!(server.has_ended().unwrap());
+}
+
+#[test]
+fn an_established_connection_waits_for_a_descriptor() {
+    alone::run("floods::without_a_descriptor");
+}
+
+#[test]
+#[ignore = "another test runs it"]
+fn without_a_descriptor() {
+    if !alone::is_alone() {
+        return;
+    }
+    let (context, address) = device_and_address();
+    let (mut listener, to, _) = narrow(&context, address);
+    let mut peer = Peer::asking(&context, to);
+    handle_event(&mut listener);
+    assert!(peer.was_accepted());
+    let mut second = Peer::asking(&context, to);
+    handle_event(&mut listener);
+    assert!(second.was_accepted());
+    peer.confirm();
+    second.confirm();
+    let files = alone::take_all_descriptors();
+    // A channel was opened for the first one in time.
+    listener.accept_until(Instant::now() + PATIENCE).unwrap();
+    let error = listener.accept_until(Instant::now() + PATIENCE).unwrap_err();
+    assert_eq!(error.errno(), nix::libc::EMFILE, "{error}");
+    drop(files);
+    listener.accept_until(Instant::now() + PATIENCE).unwrap();
 }
 
 #[test]

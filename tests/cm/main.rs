@@ -1,5 +1,7 @@
 //! Connections by address, end to end on the software device.
 
+#[path = "../../stream/tests/suite/alone.rs"]
+mod alone;
 #[path = "../common/child.rs"]
 mod child;
 #[path = "../common/mod.rs"]
