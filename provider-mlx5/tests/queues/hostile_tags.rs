@@ -32,6 +32,8 @@ struct Change {
     is_signaled: bool,
     /// The id of the entry that it appends.
     added: Option<u64>,
+    /// The entry that it removes without a completion, and its id. The device may still have it.
+    removed: Option<(u64, Entry)>,
 }
 
 /// What is outstanding.
@@ -96,11 +98,12 @@ impl Model {
             assert!(!is_taken, "entry {handle} has two uses");
             self.entries.insert(receive_id, Entry { handle, is_consumed: false });
         }
-        if opcode == CompletionOpcode::TagRemove && !is_signaled {
-            self.entries.retain(|_, entry| entry.handle != handle || entry.is_consumed);
-        }
+        let removes = opcode == CompletionOpcode::TagRemove && !is_signaled;
+        let mut has = self.entries.iter().filter(|(_, entry)| removes && entry.handle == handle);
+        let id = has.find(|(_, entry)| !entry.is_consumed).map(|(id, _)| *id);
+        let removed = id.and_then(|id| Some((id, self.entries.remove(&id)?)));
         let added = added.map(|_| receive_id);
-        self.changes.push_back(Change { wr_id, opcode, handle, is_signaled, added });
+        self.changes.push_back(Change { wr_id, opcode, handle, is_signaled, added, removed });
     }
 
     fn receive(&mut self) {
@@ -202,12 +205,7 @@ impl Model {
             }
         };
         if done.is_send() && !done.is_success() {
-            // Neither it nor a later one is made. The later ones complete as failed sends, too.
-            let later = self.changes.iter_mut();
-            later.for_each(|change| change.is_signaled = false);
-            let failed = self.changes.iter().chain([&change]);
-            failed.filter_map(|change| change.added).for_each(|id| _ = self.entries.remove(&id));
-            return;
+            return self.fail(change);
         }
         if done.is_send() {
             return;
@@ -216,6 +214,18 @@ impl Model {
         if change.opcode == CompletionOpcode::TagRemove && done.status() == Status::Success {
             self.entries.retain(|_, entry| entry.handle != change.handle);
         }
+    }
+
+    /// Neither this change nor a later one is made. The later ones complete as failed sends, too.
+    fn fail(&mut self, first: Change) {
+        self.changes.push_front(first);
+        let removed = self.changes.iter_mut().filter_map(|change| change.removed.take());
+        self.entries.extend(removed);
+        for change in &mut self.changes {
+            change.is_signaled = false;
+            change.added.iter().for_each(|id| _ = self.entries.remove(id));
+        }
+        self.changes.pop_front();
     }
 
     fn assert_written_only_at(&self, allowed: Option<usize>) {
