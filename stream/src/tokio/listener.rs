@@ -1,10 +1,12 @@
 //! Listening in tasks.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::time::Duration;
 
 use tokio::net::{ToSocketAddrs, lookup_host};
 use uverbs::tokio::{Alarm, AsyncFile, Readable};
@@ -13,6 +15,7 @@ use super::accepting::{Accepting, Call};
 use super::stream::Stream;
 use crate::config::Config;
 use crate::lookup::explain;
+use crate::shared::Shared;
 
 /// Listens for streams, as [`TcpListener`](tokio::net::TcpListener) does. Dropping it refuses the
 /// peers that are not accepted.
@@ -23,7 +26,16 @@ pub struct Listener {
     /// Ends a wait when a silent peer may have to give up its place.
     alarm: Alarm,
     accepting: Arc<Accepting>,
+    /// Connections that tokio could not watch yet, for want of a descriptor.
+    unwatched: Mutex<VecDeque<Arc<Shared>>>,
     listener: crate::Listener,
+}
+
+/// Connections that were not accepted are aborted, as those of TCP: dropping them does not wait.
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.unwatched().iter().for_each(|shared| shared.set_linger(Duration::ZERO));
+    }
 }
 
 impl Listener {
@@ -60,7 +72,13 @@ impl Listener {
     pub fn from_blocking(listener: crate::Listener) -> io::Result<Self> {
         let file = listener.as_fd().try_clone_to_owned()?;
         let events = AsyncFile::new(file)?;
-        Ok(Self { events, alarm: Alarm::new()?, accepting: Arc::default(), listener })
+        Ok(Self {
+            events,
+            alarm: Alarm::new()?,
+            accepting: Arc::default(),
+            unwatched: Mutex::default(),
+            listener,
+        })
     }
 
     /// The address that it listens at, with the port that was chosen.
@@ -96,6 +114,11 @@ impl Listener {
         task: &Context<'_>,
     ) -> Poll<io::Result<(Stream, SocketAddr)>> {
         self.accepting.set(call, task.waker());
+        // A statement of its own: the lock is not held longer.
+        let unwatched = self.unwatched().pop_front();
+        if let Some(shared) = unwatched {
+            return Poll::Ready(self.watch(shared));
+        }
         let all = Waker::from(self.accepting.clone());
         loop {
             let ready = ready!(self.poll_event(&mut Context::from_waker(&all)))?;
@@ -104,12 +127,23 @@ impl Listener {
                     ready.into_iter().for_each(Readable::clear);
                 }
                 Err(error) => return Poll::Ready(Err(error)),
-                Ok(shared) => {
-                    let peer = shared.peer;
-                    return Poll::Ready(Stream::new(Arc::new(shared)).map(|stream| (stream, peer)));
-                }
+                Ok(shared) => return Poll::Ready(self.watch(Arc::new(shared))),
             }
         }
+    }
+
+    /// Makes a stream of a connection. If that fails, the next call tries again.
+    fn watch(&self, shared: Arc<Shared>) -> io::Result<(Stream, SocketAddr)> {
+        let stream = Stream::watch(&shared).inspect_err(|_| {
+            self.unwatched().push_front(shared.clone());
+            // Another task has perhaps found no event since this one took it.
+            self.accepting.wake_by_ref();
+        });
+        stream.map(|stream| (stream, shared.peer))
+    }
+
+    fn unwatched(&self) -> MutexGuard<'_, VecDeque<Arc<Shared>>> {
+        self.unwatched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ready when there may be an event, or when a silent peer may have to give up its place.

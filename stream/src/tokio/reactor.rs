@@ -73,16 +73,8 @@ impl Drop for Reactor {
 
 impl Reactor {
     pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        match Events::new(&shared) {
-            Ok(events) => {
-                let (events, runtime) = (Arc::new(events), Handle::current().id());
-                Ok(Self { events, runtime, shared })
-            }
-            Err(error) => {
-                delivery::wait_in_thread(shared);
-                Err(error)
-            }
-        }
+        let (events, runtime) = (Arc::new(Events::new(&shared)?), Handle::current().id());
+        Ok(Self { events, runtime, shared })
     }
 
     /// See [`Events::poll`].

@@ -85,8 +85,13 @@ impl Stream {
         Err(failed)
     }
 
-    pub(super) fn new(shared: Arc<Shared>) -> io::Result<Self> {
-        let reactor = Arc::new(Reactor::new(shared)?);
+    fn new(shared: Arc<Shared>) -> io::Result<Self> {
+        Self::watch(&shared).inspect_err(|_| wait_in_thread(shared))
+    }
+
+    /// A connection that fails to become a stream stays as it is.
+    pub(super) fn watch(shared: &Arc<Shared>) -> io::Result<Self> {
+        let reactor = Arc::new(Reactor::new(shared.clone())?);
         let read = ReadHalf { reactor: reactor.clone(), buffer: ReadBuffer::default() };
         Ok(Self { read, write: WriteHalf { reactor } })
     }

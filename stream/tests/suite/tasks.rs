@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use uverbs_stream::tokio::{Listener, Stream};
 
+use crate::alone;
 use crate::network::{address, config};
 use crate::random::{Random, pattern};
 
@@ -348,6 +349,54 @@ async fn tasks_accept_from_one_listener<N: Tasks>() {
     for task in accepting {
         drop(task.await.unwrap());
     }
+}
+
+/// As over TCP, the peer waits until there is a descriptor.
+#[test]
+fn a_listener_of_tasks_without_a_descriptor_loses_no_connection() {
+    alone::run("tasks::peers_of_a_listener_of_tasks_without_a_descriptor");
+}
+
+/// A stream that is established, and whose listener has answered but not heard of it.
+async fn not_accepted(listener: &Listener) -> Stream {
+    let connecting = Rdma::connect(listener.local_addr().unwrap());
+    // Once it is connected, the listener is not asked again.
+    tokio::select! {
+        biased;
+        client = connecting => client.unwrap(),
+        _ = listener.accept() => unreachable!("the client has not confirmed"),
+    }
+}
+
+#[tokio::test]
+#[ignore = "another test runs it"]
+async fn peers_of_a_listener_of_tasks_without_a_descriptor() {
+    if !alone::is_alone() {
+        return;
+    }
+    let (listener, _) = Rdma::listen().await;
+    let mut client = not_accepted(&listener).await;
+    client.write_all(b"all").await.unwrap();
+    let files = alone::take_all_descriptors();
+    let accept = || timeout(PATIENCE, listener.accept());
+    // Both wait for the event, and each hears of the error.
+    let (first, second) = tokio::join!(accept(), accept());
+    for accepted in [first, second] {
+        let error = accepted.unwrap().unwrap_err();
+        assert!(error.to_string().contains("Too many open files"), "{error}");
+    }
+    drop(files);
+    let (mut server, _) = accept().await.unwrap().unwrap();
+    server.read_exact(&mut [0; 3]).await.unwrap();
+    server.write_all(b"back").await.unwrap();
+    client.read_exact(&mut [0; 4]).await.unwrap();
+    // The one that waits when the listener is dropped is aborted.
+    let mut client = not_accepted(&listener).await;
+    let files = alone::take_all_descriptors();
+    accept().await.unwrap().unwrap_err();
+    drop((files, listener));
+    let error = timeout(PATIENCE, client.read(&mut [0; 1])).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
 }
 
 async fn nothing_listens<N: Tasks>() {
