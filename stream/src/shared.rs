@@ -187,6 +187,9 @@ impl Shared {
         time: Duration,
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Attempt<T> {
+        if !time.is_zero() {
+            self.lock().require_opener();
+        }
         while start.elapsed() < time {
             self.context.poll_idle();
             if let Some(result) = attempt(&mut self.lock())? {

@@ -2,13 +2,14 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
 
 use crate::alone;
-use crate::network::{Network, Rdma};
+use crate::network::{Network, Rdma, address, config};
 
 /// Runs `run` in a forked child, which is killed if it does not end.
 fn in_child(run: impl FnOnce()) {
@@ -39,6 +40,13 @@ fn streams_of_the_parent() {
     }
     let (server, client) = Rdma::pair();
     let (other, mut polled) = Rdma::pair();
+    // It would poll for longer than the child lives.
+    let config = config().spin(Duration::from_secs(600));
+    let listener = config.bind(address()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap());
+    let mut spinning = config.connect(to).unwrap();
+    let accepted = accepting.join().unwrap();
     let mut streams = [Some(server), Some(client)];
     polled.set_nonblocking(true).unwrap();
     other.set_linger(Duration::MAX).unwrap();
@@ -49,9 +57,11 @@ fn streams_of_the_parent() {
         let server = server.as_mut().unwrap();
         assert!(is_refused(server.read(&mut [0; 1]).unwrap_err()));
         assert!(is_refused(server.write(b"x").unwrap_err()));
+        assert!(is_refused(spinning.read(&mut [0; 1]).unwrap_err()));
         assert!(is_refused(polled.read(&mut [0; 1]).unwrap_err()));
         drop(other.take());
     });
+    drop(accepted);
     // The parent's streams are as before.
     let [server, client] = streams.each_mut().map(|stream| stream.as_mut().unwrap());
     client.write_all(b"x").unwrap();
