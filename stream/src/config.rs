@@ -115,8 +115,9 @@ impl Config {
         self
     }
 
-    /// How long connecting may take, with all addresses of a name together. Without it, connecting
-    /// to a peer that does not answer fails after 78 seconds.
+    /// How long connecting may take, with all addresses of a name together. The time begins once
+    /// the name is looked up, which it does not bound. Without a limit, connecting to a peer that
+    /// does not answer fails after 78 seconds.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self

@@ -39,9 +39,10 @@ impl Stream {
     }
 
     pub(crate) fn connect_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
-        let deadline = deadline(config);
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
-        for address in addresses(address)? {
+        let found = addresses(address)?;
+        let deadline = deadline(config);
+        for address in found {
             match connect(config, address, deadline) {
                 Ok(shared) => return Ok(Self::new(Arc::new(shared))),
                 Err(error) => failed = error,

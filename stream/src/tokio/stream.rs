@@ -75,8 +75,9 @@ impl Stream {
     pub async fn connect_with(config: &Config, address: impl ToSocketAddrs) -> io::Result<Self> {
         config.check()?;
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
+        let found = lookup_host(address).await.map_err(explain)?;
         let deadline = deadline(config);
-        for address in lookup_host(address).await.map_err(explain)? {
+        for address in found {
             match connect(config, address, deadline).await {
                 Ok(shared) => return Self::new(Arc::new(shared)),
                 Err(error) => failed = error,

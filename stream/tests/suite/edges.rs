@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::thread;
 use std::time::Duration;
 
@@ -214,4 +214,24 @@ fn a_task_that_connects_or_accepts_hears_of_a_removed_device() {
             timeout(PATIENCE, connecting).await.expect("it ends").unwrap().unwrap_err();
         });
     }
+}
+
+/// A name server may take its time.
+#[test]
+fn the_time_to_connect_begins_after_the_lookup() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    struct Name(SocketAddr);
+    impl ToSocketAddrs for Name {
+        type Iter = std::iter::Once<SocketAddr>;
+        fn to_socket_addrs(&self) -> std::io::Result<Self::Iter> {
+            thread::sleep(LIMIT);
+            Ok(std::iter::once(self.0))
+        }
+    }
+    let listener = config().bind(address()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let accepting = thread::spawn(move || listener.accept().unwrap());
+    let client = config().connect_timeout(LIMIT).connect(Name(to)).unwrap();
+    drop(accepting.join().unwrap());
+    drop(client);
 }
