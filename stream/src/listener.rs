@@ -66,6 +66,29 @@ struct Pending {
     peer: Offer,
 }
 
+/// What an event leads to. Objects are destroyed, and peers told, when other threads can take the
+/// next event.
+#[derive(Debug)]
+enum Step {
+    Nothing,
+    Connected(Established),
+    /// The peer gave up.
+    Ended(Pending),
+    Refused(ConnectionRequest, &'static str),
+    /// The device is gone.
+    Removed,
+}
+
+/// A connection that is established.
+#[derive(Debug)]
+struct Established {
+    pending: Pending,
+    /// Its further events arrive there.
+    channel: uverbs::Result<Channel>,
+    /// The peer has left meanwhile.
+    has_left: bool,
+}
+
 impl Listener {
     /// Listens at `address`; port 0 is any free one. [`Config`] has the options.
     ///
@@ -192,9 +215,30 @@ impl Listener {
         }
     }
 
-    /// Takes an event, and handles it before another thread takes the next one. If there is none,
-    /// all that peers had sent before has been handled.
+    /// Takes an event, and does what may wait until other threads can take the next one. If there
+    /// is none, all that peers had sent before has been handled.
     fn take_event(&self) -> io::Result<Option<Shared>> {
+        match self.step()? {
+            Step::Nothing => Ok(None),
+            Step::Ended(peer) => {
+                drop(peer);
+                Ok(None)
+            }
+            Step::Refused(request, cause) => {
+                refuse(request, cause);
+                Ok(None)
+            }
+            Step::Connected(established) => established.finish(&self.config).map(Some),
+            Step::Removed => {
+                // No further event would wake a thread that waits.
+                self.close();
+                Err(io::Error::new(io::ErrorKind::NotConnected, "the device was removed"))
+            }
+        }
+    }
+
+    /// Takes an event, and handles it before another thread takes the next one.
+    fn step(&self) -> io::Result<Step> {
         let now = Instant::now();
         let mut own = lock(&self.handling);
         if own.is_none() {
@@ -204,7 +248,7 @@ impl Listener {
         if event.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             lock(&self.peers).half_open.heard(now);
         }
-        self.step(event?, &mut own)
+        self.handle(event?, &mut own)
     }
 
     /// An endless iterator over accepted streams.
@@ -227,52 +271,37 @@ impl Listener {
         drop(ended);
     }
 
-    /// Handles an event. Returns the connection that it establishes, which gets the channel `own`.
-    fn step(&self, event: Event, own: &mut Option<Channel>) -> io::Result<Option<Shared>> {
+    /// Handles an event. A connection that it establishes gets the channel `own`.
+    fn handle(&self, event: Event, own: &mut Option<Channel>) -> io::Result<Step> {
         match event.kind {
-            EventKind::ConnectRequest(request) => {
-                self.take(request);
-                Ok(None)
-            }
-            EventKind::Established => self.finish(event.id, own),
+            EventKind::ConnectRequest(request) => Ok(self.take(request)),
+            EventKind::Established => self.establish(event.id, own, false),
             // The peer's confirmation was lost: it has connected, and may have sent something.
-            EventKind::Disconnected(_) => {
-                let stream = self.finish(event.id, own)?;
-                stream.iter().for_each(|stream| stream.lock().disconnected());
-                Ok(stream)
-            }
+            EventKind::Disconnected(_) => self.establish(event.id, own, true),
             EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
-                // No further event would wake a thread that waits.
-                self.close();
-                Err(io::Error::new(io::ErrorKind::NotConnected, "the device was removed"))
+                Ok(Step::Removed)
             }
-            other => {
-                if let Some(error) = other.into_failure() {
-                    tracing::debug!(%error, "a peer gave up");
-                    let ended = lock(&self.peers).half_open.remove(event.id);
-                    drop(ended);
-                }
-                Ok(None)
-            }
+            other => Ok(other.into_failure().map_or(Step::Nothing, |error| {
+                tracing::debug!(%error, "a peer gave up");
+                lock(&self.peers).half_open.remove(event.id).map_or(Step::Nothing, Step::Ended)
+            })),
         }
     }
 
     /// Queues a request until another peer may be pending. A request of another protocol is
     /// refused.
-    fn take(&self, request: ConnectionRequest) {
+    fn take(&self, request: ConnectionRequest) -> Step {
         let peer = match Offer::decode(request.private_data()) {
             Ok(peer) => peer,
-            Err(cause) => return refuse(request, cause),
+            Err(cause) => return Step::Refused(request, cause),
         };
         let mut peers = lock(&self.peers);
         if peers.is_closed {
-            // Dropping the request refuses the peer.
-            return;
+            return Step::Refused(request, "the listener is closed");
         }
-        let queued = peers.half_open.queue(request.source(), (request, peer));
-        drop(peers);
-        if let Err((refused, _)) = queued {
-            refuse(refused, "too many peers wait");
+        match peers.half_open.queue(request.source(), (request, peer)) {
+            Ok(()) => Step::Nothing,
+            Err((refused, _)) => Step::Refused(refused, "too many peers wait"),
         }
     }
 
@@ -306,13 +335,24 @@ impl Listener {
 
     /// Gives a connection that is established an event channel of its own, to which its further
     /// events move.
-    fn finish(&self, id: IdKey, own: &mut Option<Channel>) -> io::Result<Option<Shared>> {
+    fn establish(&self, id: IdKey, own: &mut Option<Channel>, has_left: bool) -> io::Result<Step> {
         // A statement of its own: the lock is not held longer.
         let pending = lock(&self.peers).half_open.remove(id);
-        let Some(Pending { id, prepared, peer }) = pending else { return Ok(None) };
-        let channel = own.take().map_or_else(|| self.channel.open_another(), Ok)?;
-        id.migrate(&channel)?;
-        Shared::new((id, channel), prepared, &peer, &self.config).map(Some)
+        let Some(pending) = pending else { return Ok(Step::Nothing) };
+        let channel = own.take().map_or_else(|| self.channel.open_another(), Ok);
+        let channel = channel.and_then(|channel| pending.id.migrate(&channel).map(|()| channel));
+        Ok(Step::Connected(Established { pending, channel, has_left }))
+    }
+}
+
+impl Established {
+    fn finish(self, config: &Config) -> io::Result<Shared> {
+        let Pending { id, prepared, peer } = self.pending;
+        let shared = Shared::new((id, self.channel?), prepared, &peer, config)?;
+        if self.has_left {
+            shared.lock().disconnected();
+        }
+        Ok(shared)
     }
 }
 
@@ -395,16 +435,20 @@ mod tests {
         let (config, at) = config();
         let listener = config.bind(at).unwrap();
         let to = listener.local_addr().unwrap();
-        let client = thread::spawn(move || config.connect(to).unwrap().write_all(b"all").unwrap());
+        let of_client = config.clone();
+        let client =
+            thread::spawn(move || of_client.connect(to).unwrap().write_all(b"all").unwrap());
         let mut own = Some(listener.channel.open_another().unwrap());
         let request = listener.channel.next_event().unwrap();
-        assert!(listener.step(request, &mut own).unwrap().is_none());
+        assert!(matches!(listener.handle(request, &mut own), Ok(Step::Nothing)));
         listener.take_waiting().unwrap();
         let lost = listener.channel.next_event().unwrap();
         assert!(matches!(lost.kind, EventKind::Established));
         let end = listener.channel.next_event().unwrap();
         assert!(matches!(end.kind, EventKind::Disconnected(_)));
-        let shared = listener.step(end, &mut own).unwrap().expect("a connection");
+        let step = listener.handle(end, &mut own).unwrap();
+        let Step::Connected(established) = step else { panic!("no connection: {step:?}") };
+        let shared = established.finish(&config).unwrap();
         let mut text = String::new();
         Stream::new(Arc::new(shared)).read_to_string(&mut text).unwrap();
         assert_eq!(text, "all");
