@@ -112,8 +112,8 @@ impl Connector {
         self
     }
 
-    /// How long connecting may take. Without it, connecting to a peer that does not answer fails
-    /// after 78 seconds.
+    /// How long connecting may take once a name is resolved. Without it, connecting to a peer that
+    /// does not answer fails after 78 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -187,9 +187,10 @@ impl Connector {
         address: impl ToSocketAddrs,
         mut make: impl FnMut(&Id) -> Result<(QueuePair<Rc, L, R>, X)>,
     ) -> Result<Connection<L, X, R>> {
+        let addresses = addresses(address)?;
         let deadline = self.deadline();
         let mut failed = Error::invalid("connect", "the name has no address");
-        for address in addresses(address)? {
+        for address in addresses {
             match self.connect_to(address.into(), deadline, &mut make) {
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = error,

@@ -390,8 +390,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
             EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
-            // A peer that disconnects was connected: its confirmation was lost, and it may have sent
-            // something.
+            // A peer that disconnects was connected: its confirmation was lost, and it may have
+            // sent something.
             EventKind::Established | EventKind::Disconnected(_) => {
                 let Some(pending) = self.half_open.remove(event.id) else { return Ok(None) };
                 let connection = self.finish(pending);
