@@ -14,7 +14,7 @@ use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::tags::fail_changes;
 use super::{ByLap, CompletionQueue, PollError};
-use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
+use crate::format::{Cqe, CqeFormat, CqeOpcode, OpOwn, Opcode};
 use crate::queue_state::{Places, PolledSends, Receives, Side};
 use crate::sync::Ordering;
 
@@ -188,7 +188,7 @@ impl CompletionQueue {
         if !is_receive {
             return None;
         }
-        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
+        self.complete_receive(places, cqe, what)
     }
 
     /// [`CompletionQueue::good_at`] for a send.
@@ -243,12 +243,12 @@ impl CompletionQueue {
             return Err(Other::Nothing);
         }
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
-            return self.complete_receive(places, cqe).ok_or(Other::Slow);
+            return self.complete_receive(places, cqe, what).ok_or(Other::Slow);
         }
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
             // Keeps this separate from other receives, whose code would become longer.
             crate::hint::cold_path();
-            return self.complete_left_inline(places, cqe).ok_or(Other::Slow);
+            return self.complete_left_inline(places, cqe, what).ok_or(Other::Slow);
         }
         Err(if what & OWNER != 0 { Other::Nothing } else { Other::Slow })
     }
@@ -259,8 +259,16 @@ impl CompletionQueue {
     }
 
     #[inline(always)]
-    fn complete_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
+    fn complete_receive(&self, places: &Places, cqe: CqeView, what: u8) -> Option<Raw> {
+        let receives = self.queues.receives_of(places, cqe)?;
+        let index = cqe.u16_on_top(WQE_COUNTER);
+        Some(match receives {
+            Receives::Own(queue) => {
+                let wr_id = queue.complete(index)?;
+                good(cqe, what, queue.recv_side(), wr_id)
+            }
+            Receives::Shared(side, list) => good(cqe, what, side, list.complete(index >> 16)?),
+        })
     }
 
     /// Whether the next CQE looks like the title of a session of receives.
@@ -285,18 +293,18 @@ impl CompletionQueue {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.owner;
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
-            return self.complete_inline(cqe);
+            return self.complete_inline(cqe, what);
         }
         match what & !SOLICITED {
-            SEND_ERROR => self.fail_send(cqe),
-            RECEIVE_ERROR => self.fail_receive(cqe),
+            SEND_ERROR => self.fail_send(cqe, what),
+            RECEIVE_ERROR => self.fail_receive(cqe, what),
             _ => None,
         }
     }
 
     /// Completes a successful receive of a queue that leaves data in the CQE.
     #[inline(always)]
-    fn complete_left_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+    fn complete_left_inline(&self, places: &Places, cqe: CqeView, what: u8) -> Option<Raw> {
         let queue = self.queues.own_receives_of(places, cqe)?;
         let side = queue.recv_side();
         if side.copies_inline() {
@@ -306,22 +314,22 @@ impl CompletionQueue {
         let word = queue.outstanding(index)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
-        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
+        Some(good(cqe, what, side, wr_id))
     }
 
     #[inline(always)]
-    fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
+    fn complete_inline(&self, cqe: CqeView, what: u8) -> Option<Raw> {
         let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = self.to_outstanding(queue, index, cqe)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
-        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
+        Some(good(cqe, what, side, wr_id))
     }
 
     #[inline(always)]
-    fn fail_send(&self, cqe: CqeView) -> Option<Raw> {
+    fn fail_send(&self, cqe: CqeView, what: u8) -> Option<Raw> {
         let queue = self.queues.sends_of(self.queues.places(), cqe)?;
         let side = queue.send_side();
         let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
@@ -329,11 +337,11 @@ impl CompletionQueue {
         queue.send_failed(status == Status::Flushed);
         fail_changes(&queue, cqe.u16(WQE_COUNTER));
         side.retire(word);
-        Some(Raw { status, ..good(cqe, side, wr_id) })
+        Some(Raw { status, ..good(cqe, what, side, wr_id) })
     }
 
     #[inline(always)]
-    fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
+    fn fail_receive(&self, cqe: CqeView, what: u8) -> Option<Raw> {
         let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
@@ -342,7 +350,7 @@ impl CompletionQueue {
         queue.receive_failed(status == Status::LocalLength);
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
-        Some(Raw { status, ..good(cqe, side, wr_id) })
+        Some(Raw { status, ..good(cqe, what, side, wr_id) })
     }
 
     /// Polls a CQE that the fast path leaves, and gives back all entries before the one that is
@@ -388,24 +396,12 @@ fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
     let side = queue.send_side();
     let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
     side.retire(word);
-    Some(good(cqe, side, wr_id))
+    Some(good(cqe, CqeOpcode::REQUESTER.0 << 4, side, wr_id))
 }
 
 #[inline(always)]
-fn complete_receive(receives: Receives<'_>, cqe: CqeView) -> Option<Raw> {
-    let index = cqe.u16_on_top(WQE_COUNTER);
-    Some(match receives {
-        Receives::Own(queue) => {
-            let wr_id = queue.complete(index)?;
-            good(cqe, queue.recv_side(), wr_id)
-        }
-        Receives::Shared(side, list) => good(cqe, side, list.complete(index >> 16)?),
-    })
-}
-
-#[inline(always)]
-fn good(cqe: CqeView, side: &Side, wr_id: u64) -> Raw {
-    Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
+fn good(cqe: CqeView, what: u8, side: &Side, wr_id: u64) -> Raw {
+    Raw { status: Status::Success, op_own: OpOwn(what), cqe, side, wr_id }
 }
 
 #[inline(always)]
