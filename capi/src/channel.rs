@@ -61,12 +61,18 @@ impl Channel {
         }
     }
 
-    /// Forgets a completion queue that was destroyed.
-    pub(crate) fn remove(&self, id: ObjectId) {
-        self.base.refcnt.fetch_sub(1, Ordering::Relaxed);
-        if let Some(mut queues) = self.queues() {
+    /// Forgets a completion queue that was destroyed. The count goes down last, when the lock is
+    /// free: another thread may then destroy the channel. So this takes a pointer.
+    ///
+    /// # Safety
+    /// The queue was added, and is removed once.
+    pub(crate) unsafe fn remove(channel: *const Self, id: ObjectId) {
+        // SAFETY: the count keeps the channel until it has gone down.
+        let this = unsafe { &*channel };
+        if let Some(mut queues) = this.queues() {
             queues.remove(&id);
         }
+        this.base.refcnt.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -93,7 +99,7 @@ fn readable(channel: &CompletionChannel) -> nix::Result<Epoll> {
 /// `ibv_destroy_comp_channel`: EBUSY while completion queues use it.
 pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller's channel.
-    if unsafe { Channel::of(channel) }.base.refcnt.load(Ordering::Relaxed) != 0 {
+    if unsafe { Channel::of(channel) }.base.refcnt.load(Ordering::Acquire) != 0 {
         return refused(libc::EBUSY);
     }
     // SAFETY: from `create_comp_channel`, and freed once.
@@ -150,4 +156,54 @@ fn next_event(channel: &Channel) -> Taken<*const Cq> {
 pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: std::ffi::c_uint) {
     // SAFETY: the caller's queue.
     unsafe { Cq::of(cq) }.events.acknowledge(count);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::*;
+    use crate::context::{close_device, open_device};
+    use crate::cq::{create_cq, destroy_cq};
+    use crate::device::tests::of_soft;
+
+    /// Whether a thread of this process sleeps, as one that waits for a lock does.
+    fn sleeps(thread: libc::pid_t) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        stat.is_ok_and(|stat| stat.contains(") S "))
+    }
+
+    #[test]
+    fn a_queue_counts_until_its_destruction_needs_the_channel_no_more() {
+        let soft = uverbs::soft::SoftDevice::builder("soft0").without_wire().build();
+        // SAFETY: each object is made once and destroyed once.
+        unsafe {
+            let context = open_device(of_soft(&Arc::new(soft.expect("device"))));
+            let channel = create_comp_channel(context);
+            let cq = create_cq(context, 16, std::ptr::null_mut(), std::ptr::null_mut(), 0);
+            let id = Cq::of(cq).handle().expect("handle").id();
+            let of = Channel::of(channel);
+            of.add(id, cq.cast());
+            let count = || of.base.refcnt.load(Ordering::Acquire);
+            let while_locked = std::thread::scope(|scope| {
+                let locked = of.queues();
+                let (tell, told) = mpsc::channel();
+                let address = channel.expose_provenance();
+                scope.spawn(move || {
+                    tell.send(libc::gettid()).expect("receiver");
+                    Channel::remove(std::ptr::with_exposed_provenance(address), id);
+                });
+                let remover = told.recv().expect("thread");
+                while count() == 1 && !sleeps(remover) {
+                    std::thread::yield_now();
+                }
+                let counted = count();
+                drop(locked);
+                counted
+            });
+            assert_eq!((while_locked, count()), (1, 0));
+            assert_eq!((destroy_cq(cq), destroy_comp_channel(channel)), (0, 0));
+            assert_eq!(close_device(context), 0);
+        }
+    }
 }

@@ -383,11 +383,13 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     if let Some(mut objects) = queue.context().objects() {
         objects.remove(&id);
     }
-    if let Some(channel) = queue.channel() {
-        channel.remove(id);
+    // SAFETY: the queue was added to its channel when it was made; from `create`, and freed once.
+    unsafe {
+        if let Some(channel) = queue.channel() {
+            Channel::remove(channel, id);
+        }
+        crate::observe::free(cq.cast::<Cq>());
     }
-    // SAFETY: from `create`, and freed once.
-    unsafe { crate::observe::free(cq.cast::<Cq>()) };
     0
 }
 
