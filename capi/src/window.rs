@@ -61,7 +61,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     unsafe { destroy_and_free(mw.cast::<Mw>(), |mw| &mut mw.window, MemoryWindow::dealloc) }
 }
 
-/// `ibv_bind_mw`, for windows of type 1: posts the request, and changes the window's rkey.
+/// `ibv_bind_mw`, for windows of type 1: posts the request, and changes the window's rkey. Such
+/// windows are not zero based (`mlx5_bind_mw` of libmlx5), but those of posted requests may be.
 pub(crate) unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
@@ -69,6 +70,9 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     // SAFETY: the caller's window and struct.
     let (window, bind) = unsafe { (&mut *mw, &*bind) };
+    if bind.bind_info.mw_access_flags & ZERO_BASED != 0 {
+        return refused(libc::EINVAL);
+    }
     let rkey = window.rkey & !0xff | (window.rkey.wrapping_add(1) & 0xff);
     let mut request = ibv_send_wr {
         wr_id: bind.wr_id,
@@ -107,7 +111,7 @@ pub(crate) unsafe fn operation(bind: &BindMw) -> Result<RunTimeOperation<'static
     if info.length == 0 {
         return Ok(RunTimeOperation::UnbindWindow(UnbindWindow { window, window_type, new_rkey }));
     }
-    if info.mr.is_null() || info.mw_access_flags & ZERO_BASED != 0 {
+    if info.mr.is_null() {
         return Err(libc::EINVAL);
     }
     Ok(RunTimeOperation::BindWindow(BindWindow {
@@ -119,7 +123,7 @@ pub(crate) unsafe fn operation(bind: &BindMw) -> Result<RunTimeOperation<'static
         address: info.addr,
         length: info.length,
         access: access(info.mw_access_flags),
-        zero_based: false,
+        zero_based: info.mw_access_flags & ZERO_BASED != 0,
     }))
 }
 

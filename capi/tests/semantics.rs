@@ -46,6 +46,11 @@ fn unknown_bits_are_refused_as_by_libibverbs() {
 }
 
 #[test]
+fn windows_start_at_their_address_or_at_zero() {
+    runs("windows.c", &["-libverbs"]);
+}
+
+#[test]
 fn signals_interrupt_waits_as_their_handlers_say() {
     runs("signals.c", &["-libverbs"]);
 }
