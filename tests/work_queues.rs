@@ -381,6 +381,25 @@ fn a_work_queue_in_error_flushes_and_starts_over_after_a_reset() {
 }
 
 #[test]
+fn flags_change_while_a_work_queue_takes_frames() {
+    const STRIPS_VLAN: u32 = 1;
+    let Some(mut wire) = Wire::new(|builder| builder) else { return };
+    if wire.from.inline_header() != 0 {
+        return;
+    }
+    let (mut cq, mut wq) = lane(&wire, 4);
+    let mut target = target(&wire, &wq);
+    let _rule = target.create_flow().ethernet(all_to(wire.mac)).build().unwrap();
+    let frame = udp(wire.mac, &PUBLISHED[0]);
+    for (flags, mask, tag) in [(0, 0, 4), (1, STRIPS_VLAN, 0), (0, 0, 0), (0, STRIPS_VLAN, 4)] {
+        wq.modify_flags(None, flags, mask).unwrap();
+        wire.send(EthernetOffload { vlan: Some(0x2123), ..PLAIN }, &frame);
+        assert_eq!(arrived(&wire.setup.context, &mut cq).0.len(), frame.len() + tag);
+    }
+    assert_eq!(wq.state(), WqState::Rdy);
+}
+
+#[test]
 fn tables_keep_their_work_queues_and_targets_their_tables() {
     let Some(mut wire) = Wire::new(|builder| builder) else { return };
     let context = wire.setup.context.clone();

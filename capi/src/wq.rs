@@ -30,6 +30,8 @@ const MASK_FLAGS: u32 = 1;
 /// `enum ibv_wq_flags`.
 const CVLAN_STRIPPING: u32 = 1;
 const SCATTER_FCS: u32 = 1 << 1;
+/// `IBV_WQ_FLAGS_RESERVED` less one.
+const FLAGS_KNOWN: u32 = 0xf;
 /// `enum ibv_wq_attr_mask`.
 const ATTR_STATE: u32 = 1;
 const ATTR_CURRENT: u32 = 1 << 1;
@@ -42,7 +44,10 @@ grown! {
     ibv_wq_init_attr until create_flags by comp_mask {
         MASK_FLAGS => create_flags,
     }
-    ibv_wq_attr until flags {}
+    ibv_wq_attr until flags by attr_mask {
+        ATTR_FLAGS => flags,
+        ATTR_FLAGS => flags_mask,
+    }
 }
 
 /// A work queue.
@@ -184,29 +189,34 @@ fn object(
     })
 }
 
-/// `ibv_modify_wq`. It changes no flags.
+/// `ibv_modify_wq`.
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     // SAFETY: the caller's queue and struct.
     let (queue, attr) = unsafe { (Wq::of(wq), grown::read(attr)) };
-    if attr.attr_mask & ATTR_STATE == 0 || attr.attr_mask & !ATTR_KNOWN != 0 {
+    let has = |bit| attr.attr_mask & bit != 0;
+    if attr.attr_mask == 0 || has(!ATTR_KNOWN) {
         return refused(libc::EINVAL);
     }
-    if attr.attr_mask & ATTR_FLAGS != 0 {
+    let [flags, mask] = if has(ATTR_FLAGS) { [attr.flags, attr.flags_mask] } else { [0; 2] };
+    if mask & !FLAGS_KNOWN != 0 {
         return refused(libc::EOPNOTSUPP);
     }
-    let (Some(state), current) = (state(attr.wq_state), state(attr.curr_wq_state)) else {
-        return refused(libc::EINVAL);
-    };
-    if attr.attr_mask & ATTR_CURRENT != 0 && current != Some(queue.handle().state()) {
+    let (wanted, current) = (state(attr.wq_state), state(attr.curr_wq_state));
+    if has(ATTR_STATE) && wanted.is_none()
+        || has(ATTR_CURRENT) && current != Some(queue.handle().state())
+    {
         return refused(libc::EINVAL);
     }
-    let changed = queue.with(|library| library.modify(state));
+    let wanted = wanted.filter(|_| has(ATTR_STATE));
+    let changed = queue.with(|library| library.modify_flags(wanted, flags, mask));
     code(changed.map(|()| {
         // SAFETY: the caller's queue, whose CQ lives as long as it; libibverbs writes the state
         // there too.
         unsafe {
-            (*wq).state = attr.wq_state;
-            if state == WqState::Reset {
+            if let Some(state) = wanted {
+                (*wq).state = state as u32;
+            }
+            if wanted == Some(WqState::Reset) {
                 Cq::remove_closed((*wq).cq);
             }
         }

@@ -115,7 +115,27 @@ static void work_queues(struct ibv_cq *cq)
 	REFUSES(ibv_create_wq(context, &attr), EINVAL);
 	attr.comp_mask = 0;
 	wq = ibv_create_wq(context, &attr);
-	CHECK(wq && ibv_modify_wq(wq, &change) == EINVAL && ibv_destroy_wq(wq) == 0);
+	CHECK(wq && ibv_modify_wq(wq, &change) == EINVAL);
+	change.attr_mask = 0;
+	CHECK(ibv_modify_wq(wq, &change) == EINVAL);
+	change.attr_mask = IBV_WQ_ATTR_CURR_STATE;
+	change.curr_wq_state = IBV_WQS_RDY;
+	CHECK(ibv_modify_wq(wq, &change) == EINVAL);
+	change.curr_wq_state = IBV_WQS_RESET;
+	CHECK(ibv_modify_wq(wq, &change) == 0);
+	/* Flags change with and without the state; mlx5_ib_modify_wq of the kernel refuses padding. */
+	change.wq_state = IBV_WQS_ERR;
+	change.flags = change.flags_mask = IBV_WQ_FLAGS_CVLAN_STRIPPING;
+	change.attr_mask = IBV_WQ_ATTR_FLAGS;
+	CHECK(ibv_modify_wq(wq, &change) == 0 && wq->state == IBV_WQS_RESET);
+	change.attr_mask = IBV_WQ_ATTR_FLAGS | IBV_WQ_ATTR_STATE;
+	change.wq_state = IBV_WQS_RDY;
+	CHECK(ibv_modify_wq(wq, &change) == 0 && wq->state == IBV_WQS_RDY);
+	change.flags_mask = 1 << 4;
+	CHECK(ibv_modify_wq(wq, &change) == EOPNOTSUPP);
+	change.flags_mask = IBV_WQ_FLAGS_PCI_WRITE_END_PADDING;
+	CHECK(ibv_modify_wq(wq, &change) == EOPNOTSUPP);
+	CHECK(ibv_destroy_wq(wq) == 0);
 }
 
 static void counters(void)

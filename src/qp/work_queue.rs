@@ -11,7 +11,7 @@ use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::user_index::QueueHandle;
 use uverbs_uapi::enums::WqState as KernelState;
-use uverbs_uapi::flags::WqAttrMask;
+use uverbs_uapi::flags::{WqAttrMask, WqFlags};
 use uverbs_uapi::mlx5::wq::ModifyWq as DriverChange;
 use uverbs_uapi::objects::wq::destroy;
 use uverbs_uapi::write::wq::{ExDestroyWq, ExModifyWq};
@@ -235,8 +235,17 @@ impl<L: Layer> WorkQueue<L> {
     /// `BadState` from ERR to RDY; errors of the kernel. Nothing has changed then.
     #[doc(alias = "ibv_modify_wq")]
     pub fn modify(&mut self, state: WqState) -> Result<()> {
-        self.handle.0.modify(state)?;
-        if state == WqState::Reset { self.start_over() } else { Ok(()) }
+        self.modify_flags(Some(state), 0, 0)
+    }
+
+    /// [`modify`](Self::modify) that also changes those flags (`enum ibv_wq_flags`) that are in
+    /// `mask`.
+    ///
+    /// # Errors
+    /// As for [`modify`](Self::modify).
+    pub fn modify_flags(&mut self, state: Option<WqState>, flags: u32, mask: u32) -> Result<()> {
+        self.handle.0.modify(state, flags, mask)?;
+        if state == Some(WqState::Reset) { self.start_over() } else { Ok(()) }
     }
 
     /// Starts over after a reset.
@@ -291,28 +300,35 @@ impl Shared {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn modify(&self, to: WqState) -> Result<()> {
+    fn modify(&self, state: Option<WqState>, flags: u32, flags_mask: u32) -> Result<()> {
         let mut current = self.current();
         let from = current.known();
+        let to = state.unwrap_or(from);
         if (from, to) == (WqState::Err, WqState::Rdy) {
             let cause = "a work queue in ERR is reset before it is used again";
             return Err(Error::new(MODIFY, ErrorKind::BadState, cause)
                 .cure_with("change it to RESET first"));
         }
         let command = ExModifyWq {
-            attr_mask: WqAttrMask::STATE | WqAttrMask::CURR_STATE,
+            attr_mask: match flags_mask {
+                0 => WqAttrMask::STATE | WqAttrMask::CURR_STATE,
+                _ => WqAttrMask::all(),
+            },
             wq_handle: self.handle,
             wq_state: to.kernel(),
             curr_wq_state: from.kernel(),
-            ..ExModifyWq::default()
+            flags: WqFlags::from_bits_retain(flags),
+            flags_mask: WqFlags::from_bits_retain(flags_mask),
         };
         let driver = DriverChange::default();
         let commands = self.context.commands();
         commands
             .write_with(MODIFY, &command, driver.as_bytes(), &mut [])
             .map_err(|error| error.asked(format!("{from} to {to}")))?;
-        current.state = to;
-        current.user.set_state(to.of_posting());
+        if state.is_some() {
+            current.state = to;
+            current.user.set_state(to.of_posting());
+        }
         Ok(())
     }
 
