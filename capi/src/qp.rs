@@ -8,8 +8,9 @@ use std::sync::Arc;
 use uverbs::events::{DetachedEvent, ObjectId};
 use uverbs::flow::{FlowBuilder, MatchedFlowBuilder, Matcher};
 use uverbs::qp::{Capacities, Ece, QpAttrMask, QpAttributes, QpInfo, RateLimit, State};
+use uverbs::qp_type::QpType;
 use uverbs::raw::QpLayout;
-use uverbs::{Error, Gid};
+use uverbs::{Error, ErrorKind, Gid};
 use uverbs_mlx5::recv_queue::RecvQueue;
 use uverbs_mlx5::send_queue::Common;
 
@@ -354,6 +355,10 @@ pub(crate) struct QpExtras {
     pub(crate) user: Option<Arc<()>>,
 }
 
+fn is_unsupported(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unsupported
+}
+
 /// `ibv_modify_qp`.
 pub(crate) unsafe extern "C" fn modify_qp(
     qp: *mut ibv_qp,
@@ -375,7 +380,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
     }
     let changed = queue_pair.modify(&wanted);
     if attributes::are_of_others(queue_pair.base().qp_type, mask) {
-        if let Err(error) = &changed {
+        if let Some(error) = changed.as_ref().err().filter(|error| is_unsupported(error)) {
             failed(error);
             return refused(libc::EINVAL);
         }
@@ -468,9 +473,11 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
         typical_packet: attr.typical_pkt_sz,
     };
     // Other types than raw packet have no limit, and not each device has bursts: both are EINVAL.
+    let has_bursts = (limit.max_burst, limit.typical_packet) != (0, 0);
+    let is_raw = queue_pair.base().qp_type == QpType::RawPacket as u32;
     match queue_pair.with(|library| library.rate_limit(limit)) {
         Ok(()) => 0,
-        Err(libc::EOPNOTSUPP) => refused(libc::EINVAL),
+        Err(libc::EOPNOTSUPP) if has_bursts || !is_raw => refused(libc::EINVAL),
         Err(errno) => refused(errno),
     }
 }
@@ -534,3 +541,6 @@ pub(crate) unsafe extern "C" fn query_qp_data_in_order(
 ) -> c_int {
     0
 }
+
+#[cfg(test)]
+mod tests;
