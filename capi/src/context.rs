@@ -266,8 +266,10 @@ pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
     }
     // SAFETY: duplicates a descriptor, if it is one.
     let own = unsafe { libc::fcntl(cmd_fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if own < 0 {
-        return null(libc::EINVAL);
+    match nix::errno::Errno::last_raw() {
+        _ if own >= 0 => {}
+        libc::EBADF => return null(libc::EINVAL),
+        errno => return null(errno),
     }
     // SAFETY: just duplicated, and owned by nothing else.
     match uverbs::Context::import(unsafe { OwnedFd::from_raw_fd(own) }) {

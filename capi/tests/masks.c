@@ -1,6 +1,7 @@
 /* Bits, flags and types that no verb knows, and objects that a verb does not take: each is refused with the errno of
  * rdma-core, and nothing is made or changed. */
 #include "common.h"
+#include <sys/resource.h>
 
 #define REFUSES(call, number)                                                                        \
 	do {                                                                                         \
@@ -186,6 +187,20 @@ static void regions(void)
 	REFUSES(ibv_import_device(12345), EINVAL);
 }
 
+/* A process with as many files as it may have cannot import a device. */
+static void no_files(void)
+{
+	struct rlimit before, none;
+	int file = open("/dev/null", O_RDONLY);
+
+	CHECK(file >= 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+	none = before;
+	none.rlim_cur = 1;
+	CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	REFUSES(ibv_import_device(file), EMFILE);
+	CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0 && close(file) == 0);
+}
+
 /* What ibv_open_xrcd(3) says of O_CREAT and O_EXCL. */
 static void xrc_domains(void)
 {
@@ -258,6 +273,7 @@ int main(void)
 	counters();
 	device_memory();
 	regions();
+	no_files();
 	xrc_domains();
 	queries(cq);
 	frames(cq);
