@@ -140,7 +140,12 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         TM => MASK_CQ | MASK_TM,
         _ => 0,
     };
-    if kind == XRC && mask & !MASK_KNOWN != 0 {
+    // libmlx5 looks at the queue's CQ first, and libibverbs at the mask.
+    // SAFETY: the caller's objects.
+    if kind == TM && unsafe { extended_cq(&extended) }.is_none() {
+        return null(libc::EINVAL);
+    }
+    if matches!(kind, XRC | TM) && mask & !MASK_KNOWN != 0 {
         return null(libc::EOPNOTSUPP);
     }
     if kind > TM || mask & needed != needed || extended.pd.is_null() {
@@ -160,7 +165,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     }
 }
 
-/// A tag matching queue. Its completions are read field by field, as libmlx5 demands.
+/// A tag matching queue.
 ///
 /// # Safety
 /// The completion queue is a program's.
@@ -168,8 +173,17 @@ unsafe fn tag_matching<'a>(extended: &ibv_srq_init_attr_ex) -> Option<Type<'a>> 
     let [tags, changes] = extended.tm_cap;
     let tags = u16::try_from(tags).ok().filter(|tags| *tags > 0)?;
     // SAFETY: the caller's promise.
+    Some(Type::Tags(unsafe { extended_cq(extended) }?, tags, changes))
+}
+
+/// The CQ of a tag matching queue, whose completions are read field by field, as libmlx5 demands.
+///
+/// # Safety
+/// As for [`tag_matching`].
+unsafe fn extended_cq<'a>(extended: &ibv_srq_init_attr_ex) -> Option<&'a Cq> {
+    // SAFETY: the caller's promise.
     let cq = (!extended.cq.is_null()).then(|| unsafe { Cq::of(extended.cq) })?;
-    cq.is_extended.then_some(Type::Tags(cq, tags, changes))
+    cq.is_extended.then_some(cq)
 }
 
 /// # Safety

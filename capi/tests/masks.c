@@ -104,6 +104,17 @@ static void shared_receives(struct ibv_cq *cq)
 	CHECK(extended.xrcd);
 	REFUSES(ibv_create_srq_ex(context, &extended), EOPNOTSUPP);
 	CHECK(ibv_close_xrcd(extended.xrcd) == 0);
+	/* A tag matching queue needs an extended completion queue; then libibverbs looks at the mask. */
+	extended.srq_type = IBV_SRQT_TM;
+	extended.comp_mask &= ~IBV_SRQ_INIT_ATTR_XRCD;
+	extended.xrcd = NULL;
+	REFUSES(ibv_create_srq_ex(context, &extended), EINVAL);
+	extended.cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(context, &(struct ibv_cq_init_attr_ex){ .cqe = 4 }));
+	REFUSES(ibv_create_srq_ex(context, &extended), EOPNOTSUPP);
+	extended.comp_mask |= IBV_SRQ_INIT_ATTR_TM;
+	extended.tm_cap.max_num_tags = extended.tm_cap.max_ops = 4;
+	REFUSES(ibv_create_srq_ex(context, &extended), EOPNOTSUPP);
+	CHECK(ibv_destroy_cq(extended.cq) == 0);
 }
 
 static void work_queues(struct ibv_cq *cq)
