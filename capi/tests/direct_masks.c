@@ -52,6 +52,9 @@ static void others(struct ibv_cq *cq)
 	REFUSES(mlx5dv_open_device(context->device, &attr));
 	CHECK(mlx5dv_init_obj(&objects, 0) == EINVAL && mlx5dv_init_obj(&objects, 1ull << 30) == EINVAL);
 	CHECK(mlx5dv_init_obj(&objects, MLX5DV_OBJ_CQ) == 0);
+	/* MLX5DV_OBJ_DEVX of rdma-core 65. */
+	CHECK(mlx5dv_init_obj(&objects, 1 << 7) == EOPNOTSUPP);
+	CHECK(mlx5dv_init_obj(&objects, MLX5DV_OBJ_CQ | 1 << 7) == EOPNOTSUPP);
 }
 
 int main(void)

@@ -23,6 +23,8 @@ const RWQ: u64 = 1 << 3;
 const DM: u64 = 1 << 4;
 const AH: u64 = 1 << 5;
 const PD: u64 = 1 << 6;
+/// Of rdma-core 65 (`struct mlx5dv_devx_obj`): not supported.
+const DEVX: u64 = 1 << 7;
 const KNOWN: u64 = QP | CQ | SRQ | RWQ | DM | AH | PD;
 /// `MLX5DV_SRQ_MASK_SRQN` and `MLX5DV_DM_MASK_REMOTE_VA`: fields that programs ask for.
 const SRQ_NUMBER: u64 = 1;
@@ -133,8 +135,11 @@ struct PdParts {
 
 /// `mlx5dv_init_obj`. On return each mask has the bits of the fields that were filled in.
 pub(crate) unsafe extern "C" fn init_obj(objects: *mut Objects, kinds: u64) -> c_int {
-    if kinds == 0 || kinds & !KNOWN != 0 {
+    if kinds == 0 || kinds & !(KNOWN | DEVX) != 0 {
         return refused(libc::EINVAL);
+    }
+    if kinds & DEVX != 0 {
+        return refused(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's struct, with an object and a place for each kind that it names.
     unsafe {
