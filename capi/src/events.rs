@@ -78,12 +78,13 @@ pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
 }
 
 /// Whether all signal handlers of the program have `SA_RESTART`. The `read(2)` of libibverbs then
-/// goes on after a signal, but no handler restarts `poll(2)`. Handlers of faults do not count: a
-/// thread that waits makes no fault.
+/// goes on after a signal, but no handler restarts `poll(2)`. Handlers of signals that a thread
+/// causes by what it executes do not count, because a thread that waits executes nothing.
 #[cold]
 fn handlers_restart_calls() -> bool {
-    const FAULTS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
-    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).all(restarts_calls)
+    use libc::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+    const CAUSED: [c_int; 7] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS];
+    (1..=libc::SIGRTMAX()).filter(|signal| !CAUSED.contains(signal)).all(restarts_calls)
 }
 
 /// Whether a handler of the signal, if there is one, has `SA_RESTART`.
