@@ -17,8 +17,9 @@ struct Receivers<'a> {
 }
 
 impl Receivers<'_> {
+    /// How many queues there are: 0 for a list without any in use, whatever is in the rest of it.
     fn count(&self) -> usize {
-        self.list.map_or(1, |list| rqtc::RQT_ACTUAL_SIZE.get32(list).max(1) as usize)
+        self.list.map_or(1, |list| rqtc::RQT_ACTUAL_SIZE.get32(list) as usize)
     }
 
     fn queue(&self, place: usize) -> Qpn {
@@ -46,9 +47,12 @@ impl Objects {
     /// The receive queues of a TIR, and the hash that chooses one of them.
     ///
     /// # Errors
-    /// A refusal if there is no such TIR, or not its table of receive queues.
+    /// A refusal if there is no such TIR, or not its table of receive queues, or none in the table.
     pub fn spread(&self, tir: u32) -> Result<Spread, Refusal> {
         let receivers = self.receivers(tir)?;
+        if receivers.count() == 0 {
+            return Err(Refusal::parameter("rqt_actual_size", 0));
+        }
         let table = (0..receivers.count()).map(|place| receivers.queue(place)).collect();
         Ok(Spread { table, hash: receivers.hash() })
     }
@@ -56,7 +60,7 @@ impl Objects {
     /// The receive queue of a TIR for a frame, and the frame's hash: as the TIR's
     /// [`Objects::spread`] chooses, without its table.
     pub(super) fn choose(&self, tir: u32, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
-        let receivers = self.receivers(tir).ok()?;
+        let receivers = self.receivers(tir).ok().filter(|receivers| receivers.count() > 0)?;
         let (place, hash) = place(receivers.hash().as_ref(), frame, receivers.count());
         Some((receivers.queue(place), hash))
     }

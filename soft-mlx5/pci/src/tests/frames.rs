@@ -143,7 +143,7 @@ fn table_input(level: u64) -> Input {
 }
 
 /// Creates a table in which frames for `mac` go to `tir`. Returns the table's number.
-fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
+pub(super) fn steer(driver: &mut Driver, mac: [u8; 6], tir: u32) -> u32 {
     steer_with(driver, mac, tir, |entry| entry)
 }
 

@@ -1,7 +1,7 @@
 //! Objects of user contexts: which commands of another context reach them, and what keeps them.
 
-use super::driver::{Driver, Input};
-use super::frames::pair;
+use super::driver::{Driver, Input, run};
+use super::frames::{Receiver, Sender, frame, pair, station, steer};
 use crate::bits::{Field, field};
 use crate::layout::command::{alloc_q_counter_out, header, object, query_q_counter_in};
 use crate::layout::context::{cqc, dctc, mkc, qpc, rmpc, tisc, wq, xrc_srqc};
@@ -446,6 +446,30 @@ fn a_changed_list_holds_its_queues() {
     assert_eq!(status(&mut driver, destroy(queue)), BUSY);
     driver.done(Input::new(0x902, 16).set(header::UID, uid).number(objects.direct), 8);
     driver.done(destroy(objects.rq), 8);
+}
+
+/// The list of a table has more queues than the table uses. Nothing checks the rest of the list.
+#[test]
+fn a_table_without_queues_leads_to_none() {
+    let mut drivers = pair();
+    let mut sender = Sender::new(&mut drivers[0]);
+    let mut kernels = Receiver::new(&mut drivers[1]);
+    let uid = user(&mut drivers[1]);
+    let objects = Maker { driver: &mut drivers[1], uid }.all();
+    let mut maker = Maker { driver: &mut drivers[1], uid };
+    let empty = maker.rqt([kernels.number; 2]).set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 0);
+    let change = empty.clone().set(header::OPCODE, 0x917).number(objects.rqt);
+    maker.driver.done(change.set(field(0x80, 64), 1), 16);
+    let created = maker.create(|_| empty);
+    let tir = maker.create(|maker| maker.tir(objects.domain, created));
+    let arrived = [objects.tir, tir].map(|tir| {
+        steer(&mut drivers[1], station(2).mac(), tir);
+        sender.send(&mut drivers[0], &frame(station(2).mac(), 1));
+        run(&mut drivers, |drivers| drivers[0].poll(&mut sender.cq).is_some());
+        run(&mut drivers, |_| true);
+        drivers[1].poll(&mut kernels.cq).is_some()
+    });
+    assert_eq!(arrived, [false; 2], "changed, created");
 }
 
 #[test]
