@@ -154,11 +154,14 @@ pub struct Reached {
 }
 
 impl Objects {
-    /// The receive queue of a TIR for a frame.
+    /// The receive queue of a TIR for a frame. The TIR of a user context leads only to queues of
+    /// the same context, also if a command has let it name another one.
     pub fn receiver(&self, reached: &Reached, frame: &[u8]) -> Option<(Qpn, Steered)> {
         let (queue, hash) = self.choose(reached.tir, frame)?;
+        let owner = self.owners.get(&(ObjectKind::Tir, reached.tir));
+        let is_theirs = owner.is_none() || owner == self.owners.get(&queue.object());
         let steered = Steered { flow_tag: reached.flow_tag, hash };
-        self.is_receive_queue(queue.0).then_some((queue, steered))
+        (is_theirs && self.is_receive_queue(queue.0)).then_some((queue, steered))
     }
 }
 
@@ -522,6 +525,8 @@ pub(super) fn delete_entry(firmware: &mut Firmware<'_>, command: &mut Command<'_
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::Pdn;
+    use crate::firmware::layout::ethernet::tirc;
 
     fn table() -> Table {
         let (groups, entries) = Default::default();
@@ -530,6 +535,29 @@ mod tests {
 
     fn group() -> Group {
         Group { range: 0..=3, mask: MatchValue::default() }
+    }
+
+    #[test]
+    fn the_tir_of_a_context_leads_to_no_queue_of_another() {
+        let mut objects = Objects::new(Pdn(1));
+        let queue = Qpn(7);
+        objects.ethernet.receive.insert(queue.0, Vec::new());
+        let mut context = vec![0; 240];
+        tirc::INLINE_RQN.set(&mut context, queue.0.into());
+        let tir = objects.tir.insert(ObjectKind::Tir, context).unwrap();
+        for (uid, other, arrives) in [
+            (None, None, true),
+            (None, Some(1), true),
+            (Some(1), Some(1), true),
+            (Some(1), Some(2), false),
+            (Some(1), None, false),
+        ] {
+            objects.owners.clear();
+            objects.owners.extend(uid.map(|uid| ((ObjectKind::Tir, tir), uid)));
+            objects.owners.extend(other.map(|uid| (queue.object(), uid)));
+            let received = objects.receiver(&Reached { tir, flow_tag: 0 }, &[]);
+            assert_eq!(received.is_some(), arrives, "{uid:?}, {other:?}");
+        }
     }
 
     #[test]

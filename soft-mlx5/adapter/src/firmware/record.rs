@@ -69,7 +69,7 @@ pub struct Records {
 
 impl Records {
     /// Adds an object under a fresh number.
-    fn insert(&mut self, kind: ObjectKind, context: Vec<u8>) -> Result<u32, Refusal> {
+    pub(super) fn insert(&mut self, kind: ObjectKind, context: Vec<u8>) -> Result<u32, Refusal> {
         if self.contexts.len() >> LOG_RECORDS != 0 {
             return Err(Refusal::limit(&kind.to_string()));
         }
