@@ -186,14 +186,20 @@ impl Objects {
 /// The driver's number for objects that all user contexts may share (`MLX5_SHARED_RESOURCE_UID`).
 const SHARED: u32 = 0xffff;
 
-/// Kinds of object that only commands create. One without an owner is the driver's.
-const ONLY_BY_COMMANDS: &[ObjectKind] = &[
-    ObjectKind::TransportDomain,
-    ObjectKind::Tis,
-    ObjectKind::Tir,
-    ObjectKind::Rqt,
-    ObjectKind::QueueCounter,
-];
+impl Objects {
+    /// Whether only commands create such an object. One without an owner is the driver's.
+    fn is_only_by_commands(&self, (kind, number): ObjectId) -> bool {
+        match kind {
+            ObjectKind::TransportDomain
+            | ObjectKind::Tis
+            | ObjectKind::Tir
+            | ObjectKind::Rqt
+            | ObjectKind::QueueCounter => true,
+            ObjectKind::Qp => self.is_send_queue(number) || self.is_receive_queue(number),
+            _ => false,
+        }
+    }
+}
 
 /// The object that a command names by this number: of a key it is the index.
 fn subject(kind: ObjectKind, number: u32) -> ObjectId {
@@ -242,7 +248,7 @@ impl Firmware<'_> {
         objects.iter().try_for_each(|object| match self.objects.owners.get(object) {
             Some(owner) if *owner == command.user_context() => Ok(()),
             Some(_) => Err(no_such(*object)),
-            None if ONLY_BY_COMMANDS.contains(&object.0) => Err(no_such(*object)),
+            None if self.objects.is_only_by_commands(*object) => Err(no_such(*object)),
             None => self.front.check_use(object.0, object.1),
         })
     }

@@ -338,14 +338,24 @@ fn commands_of_another_context_reach_no_object() {
     }
 }
 
-/// The driver's own objects are not for programs, but the driver reaches those of programs.
+/// The driver reaches all objects of programs. Of its own, the Ethernet objects are not for
+/// programs. Which others an adapter keeps from programs is unconfirmed.
 #[test]
-fn the_driver_reaches_objects_of_programs_and_not_the_reverse() {
+fn the_driver_reaches_all_objects_and_programs_none_of_its_ethernet_objects() {
     let mut driver = driver();
     let owner = user(&mut driver);
     let kernels = Maker { driver: &mut driver, uid: 0 }.all();
-    let numbers = [(0x902, kernels.tir), (0x918, kernels.rqt), (0x914, kernels.tis)];
-    for (opcode, number) in numbers.into_iter().chain([(0x817, kernels.domain)]) {
+    let numbers = [
+        (0x902, kernels.tir),
+        (0x918, kernels.rqt),
+        (0x914, kernels.tis),
+        (0x817, kernels.domain),
+        (0x90a, kernels.rq),
+        (0x90b, kernels.rq),
+        (0x906, kernels.sq),
+        (0x907, kernels.sq),
+    ];
+    for (opcode, number) in numbers {
         let input = Input::new(opcode, 16).number(number).set(header::UID, owner);
         assert_eq!(status(&mut driver, input), BAD_RESOURCE, "{opcode:#x}");
     }
@@ -360,6 +370,7 @@ fn the_driver_reaches_objects_of_programs_and_not_the_reverse() {
 fn objects_refer_to_none_of_another_context() {
     let mut driver = driver();
     let [owner, other] = [(); 2].map(|()| user(&mut driver));
+    let kernels = Maker { driver: &mut driver, uid: 0 }.all();
     let theirs = Maker { driver: &mut driver, uid: owner }.all();
     let mine = Maker { driver: &mut driver, uid: other }.all();
     let mut maker = Maker { driver: &mut driver, uid: other };
@@ -387,6 +398,8 @@ fn objects_refer_to_none_of_another_context() {
         ("TIR, domain", maker.direct(theirs.domain, mine.rq)),
         ("TIR, queue", maker.direct(mine.domain, theirs.rq)),
         ("TIR, table", maker.tir(mine.domain, theirs.rqt)),
+        ("RQT, kernel's", maker.rqt([mine.rq, kernels.rq])),
+        ("TIR, kernel's", maker.direct(mine.domain, kernels.rq)),
         ("entry, TIR", maker.entry((mine.table, mine.group), 1, theirs.tir)),
         ("entry, table", maker.entry((theirs.table, theirs.group), 1, mine.tir)),
         ("group, table", maker.group(theirs.table)),
