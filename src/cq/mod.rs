@@ -222,9 +222,9 @@ impl<L: Layer> CompletionQueue<L> {
     ///
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
-    /// until empty); errors of the kernel (EINVAL if more completions are outstanding than would
-    /// fit). The queue is as before then, and keeps the memory of the new ring until it is
-    /// destroyed, because the device may still use it.
+    /// until empty); errors of the kernel (EINVAL if the queue is full, or has more completions
+    /// than would fit). The queue is as before then, and keeps the memory of the new ring until it
+    /// is destroyed, because the device may still use it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";

@@ -527,9 +527,10 @@ impl Cq {
     fn resize(&mut self, memory: &dyn HostMemory, ring: CqRing) -> Result<(), CoreError> {
         self.consumer = memory.load_be32(self.doorbell_record)? & INDEX_MASK;
         let unread = self.producer.wrapping_sub(self.consumer) & INDEX_MASK;
-        // The old ring has to have a place for the "resized" CQE.
+        // The old ring has to have a place for the "resized" CQE. Where CQEs may be overwritten,
+        // the host need not keep the consumer index up to date, so it does not count.
         let most = self.ring.log_entries.min(ring.log_entries);
-        if unread >= 1 << most {
+        if !self.ignore_overrun && unread >= 1 << most {
             return Err(CoreError::bad("CQ size", 1 << ring.log_entries));
         }
         let marker = Completion::new(Cqe::default(), CqeOpcode::RESIZE);

@@ -196,6 +196,22 @@ fn a_full_ring_is_not_resized() {
     source.host().core.modify_cq(cqn, change()).unwrap();
 }
 
+/// The consumer index need not be up to date then.
+#[test]
+fn a_ring_with_an_ignored_overrun_is_resized_however_many_cqes_seem_unread() {
+    let mut source = plain();
+    let change = CqModify { ignore_overrun: Some(true), ..CqModify::default() };
+    let cqn = source.cq.cqn;
+    source.host().core.modify_cq(cqn, change).unwrap();
+    source.complete(100);
+    for log in [5, 3] {
+        let ring = PageMap::linear(source.host().new_cq_ring(log, CqeSize::B64));
+        let ring = CqRing { buffer: ring, log_entries: log, cqe_size: CqeSize::B64 };
+        let change = CqModify { ring: Some(ring), ..CqModify::default() };
+        source.host().core.modify_cq(cqn, change).unwrap();
+    }
+}
+
 #[test]
 fn short_data_is_scattered_to_the_cqe_if_the_qp_requests_it() {
     for (size, mode, fits) in [
