@@ -47,3 +47,19 @@ fn a_cq_of_verbs_gives_back_the_memory_of_a_command() {
     cq.destroy().unwrap();
     free(memory);
 }
+
+#[test]
+fn a_resize_by_verbs_gives_back_the_memory_of_a_command() {
+    let Some((setup, devx)) = setup_for_refusals() else { return };
+    let memory = Memory::new(&devx);
+    let mut cq = setup.context.create_cq(3).build().unwrap();
+    let (handle, number) = (cq.handle().kernel_handle(), cq.handle().number());
+    devx.modify(handle, &resize(number, &memory, 4).0, &mut [0; 16]).unwrap();
+    cq.resize(100).unwrap();
+    free(memory);
+    // Commands still reach it.
+    let memory = Memory::new(&devx);
+    devx.modify(handle, &resize(number, &memory, 4).0, &mut [0; 16]).unwrap();
+    cq.destroy().unwrap();
+    free(memory);
+}

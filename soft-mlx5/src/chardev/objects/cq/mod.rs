@@ -125,7 +125,10 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
         call.file.device.control(|machine| {
             // The completions of all requests before count.
             machine.catch_up_cq(runtime::now(), cqn);
-            machine.core.modify_cq(cqn, change).map_err(errno)
+            machine.core.modify_cq(cqn, change).map_err(errno)?;
+            // A command may have given it a ring in registered memory.
+            lock(&call.file.device.firmware).release(cqn.object());
+            Ok(())
         })?;
         let pinned = call.take_charged();
         let entry = call.state.handles.get_mut(request.cq_handle)?;
