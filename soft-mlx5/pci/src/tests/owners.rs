@@ -6,7 +6,8 @@ use crate::bits::{Field, field};
 use crate::layout::command::{alloc_q_counter_out, header, object, query_q_counter_in};
 use crate::layout::context::{cqc, dctc, mkc, qpc, rmpc, tisc, wq, xrc_srqc};
 use crate::layout::ethernet::{
-    create_flow_group_in, flow_context, flow_table_context, rqc, rqtc, set_fte_in, sqc, tirc,
+    create_flow_group_in, flow_context, flow_counter, flow_table_context, rqc, rqtc, set_fte_in,
+    sqc, tirc,
 };
 
 const UID: Field = field(0x50, 16);
@@ -490,10 +491,24 @@ fn a_user_context_with_objects_is_not_destroyed() {
     let mut driver = driver();
     let uid = user(&mut driver);
     let end = || Input::new(0xa06, 16).set(UID, uid);
-    for (create, destroy) in [(0x800, 0x801), (0x816, 0x817)] {
-        let object = driver.create(Input::new(create, 16).set(header::UID, uid));
-        assert_eq!(status(&mut driver, end()), BUSY, "{create:#x}");
-        driver.done(Input::new(destroy, 16).number(object), 8);
+    let page = driver.alloc(4096);
+    let umem = Input::new(0xa08, 64).set(field(0x140, 64), 1).set(field(0x180, 64), page | 1);
+    let table = Maker { driver: &mut driver, uid }.table();
+    let number = |opcode| (Input::new(opcode, 16), object::NUMBER);
+    // Each kind is recorded in another place.
+    for (create, (destroy, named)) in [
+        (Input::new(0x800, 16), number(0x801)),
+        (Input::new(0x816, 16), number(0x817)),
+        (umem, number(0xa0a)),
+        (table, (Input::new(0x931, 64), create_flow_group_in::TABLE_ID)),
+        (Input::new(0x939, 16), (Input::new(0x93a, 16), flow_counter::ID)),
+    ] {
+        let opcode = header::OPCODE.get(create.bytes());
+        let reply = driver.done(create.set(header::UID, uid), 16);
+        // All replies have the number in the same place, which has 24 or 32 bits.
+        let object = flow_counter::ID.get(&reply);
+        assert_eq!(status(&mut driver, end()), BUSY, "{opcode:#x}");
+        driver.done(destroy.set(header::UID, uid).set(named, object), 8);
     }
     driver.done(end(), 8);
 }
