@@ -153,7 +153,7 @@ pub enum CompletionOpcode {
 pub(super) struct Raw {
     pub(super) status: Status,
     /// The CQE's last byte as the poller checked it: its opcode leads to this side, and its inline
-    /// data fits the entry.
+    /// data fits the entry. [`LentCqe::completion`] reads the byte again, and clears its format.
     pub(super) op_own: OpOwn,
     pub(super) cqe: CqeView,
     /// The side of the queue, sends or receives, according to the CQE's opcode.

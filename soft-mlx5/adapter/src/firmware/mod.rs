@@ -184,6 +184,7 @@ impl Objects {
 }
 
 /// The driver's number for objects that all user contexts may share (`MLX5_SHARED_RESOURCE_UID`).
+/// No context gets it. That others may use such objects is not modelled.
 const SHARED: u32 = 0xffff;
 
 impl Objects {

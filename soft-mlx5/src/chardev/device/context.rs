@@ -264,7 +264,8 @@ impl Context {
             device.clock().unwatch();
         }
         if let Some(uid) = self.devx {
-            // It exists: this context has it.
+            // It is refused if an object of the context is left. The number then stays taken, so
+            // that no other context gets the object with it.
             let _ = lock(&device.firmware).destroy_user_context(uid);
         }
         if let ContextUars::Static(uars) = self.uars {
