@@ -326,3 +326,19 @@ fn a_program_names_only_what_is_its_own() {
     free(memory);
     bench.close();
 }
+
+/// mlx5dv programs make such an interface for steering by software. Frames reach the queue only by
+/// rules of verbs here.
+#[test]
+fn an_interface_may_name_a_work_queue_of_its_own_context() {
+    let Some(bench) = Bench::for_refusals() else { return };
+    let (setup, other) = (&bench.wire.setup, bench.another());
+    let cq = setup.context.create_cq(64).build().unwrap();
+    let wq = setup.pd.create_wq(cq.handle(), 16).build().unwrap();
+    let (tir, _) = bench.interface(&[(tirc::INLINE_RQN, wq.number().into())]);
+    let interface = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), wq.number());
+    assert_eq!(refused(&commands(&other), &interface), BAD_RESOURCE);
+    tir.destroy().unwrap();
+    drop(wq);
+    bench.close();
+}

@@ -72,6 +72,12 @@ pub trait FrontEnd {
     /// A refusal if it may not.
     fn check_use(&self, kind: ObjectKind, number: u32) -> Done;
 
+    /// Whether a user context has this receive queue, which no command has created. Objects may
+    /// refer to it, but frames reach it only by the rules of verbs.
+    fn has_work_queue(&self, _number: u32) -> bool {
+        false
+    }
+
     /// The service type of a QP that no command has created, if commands may name it.
     fn service(&self, _qpn: u32) -> Option<u64> {
         None

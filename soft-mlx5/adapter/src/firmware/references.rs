@@ -56,9 +56,11 @@ impl Objects {
 impl Firmware<'_> {
     /// Whether a command may have an object refer to these.
     pub(super) fn check_references(&self, command: &Command<'_>, objects: &[ObjectId]) -> Done {
-        let lacking = objects.iter().find(|object| !self.objects.exists(**object));
-        lacking.map_or(Ok(()), |lacking| Err(no_such(*lacking)))?;
-        self.check_uses(command, objects)
+        objects.iter().try_for_each(|object| match *object {
+            (ObjectKind::Qp, number) if self.front.has_work_queue(number) => Ok(()),
+            lacking if !self.objects.exists(lacking) => Err(no_such(lacking)),
+            known => self.check_uses(command, &[known]),
+        })
     }
 }
 

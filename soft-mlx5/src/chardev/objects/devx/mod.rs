@@ -137,6 +137,8 @@ struct Sender<'a> {
     device: &'a DeviceShared,
     /// Objects that the context has created by verbs.
     objects: Vec<ObjectId>,
+    /// Receive work queues that it has created by verbs.
+    work_queues: Vec<u32>,
     /// Queue pairs created by verbs, with the firmware's code of their service.
     services: Vec<(u32, u64)>,
 }
@@ -148,15 +150,21 @@ impl<'a> Sender<'a> {
             Object::Qp(qp) => service_code(qp.qp_type).map(|code| (qp.qpn.0, code)),
             _ => None,
         };
+        let work_queue = |object: &Object| match object {
+            Object::Wq(queue) => Some(queue.qpn.0),
+            _ => None,
+        };
         Self {
             device,
             objects: all().filter_map(number).collect(),
+            work_queues: all().filter_map(work_queue).collect(),
             services: all().filter_map(service).collect(),
         }
     }
 
     fn without_objects(device: &'a DeviceShared) -> Self {
-        Self { device, objects: Vec::new(), services: Vec::new() }
+        let (objects, work_queues, services) = Default::default();
+        Self { device, objects, work_queues, services }
     }
 }
 
@@ -186,6 +194,10 @@ impl FrontEnd for Sender<'_> {
     fn check_use(&self, kind: ObjectKind, number: u32) -> Done {
         let own = self.objects.contains(&(kind, number));
         if own { Ok(()) } else { Err(Refusal::no_such(&kind.to_string(), number)) }
+    }
+
+    fn has_work_queue(&self, number: u32) -> bool {
+        self.work_queues.contains(&number)
     }
 
     fn service(&self, qpn: u32) -> Option<u64> {
