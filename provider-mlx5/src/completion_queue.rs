@@ -117,8 +117,6 @@ pub struct CompletionQueue {
     /// The CQE that the next poll looks at: the one at `consumed`, or one that leads to the slow
     /// path.
     next: CqeView,
-    /// The CQE of the ring's last entry, and the position after it.
-    last: CqeView,
     end: CqeView,
     stride: usize,
     consumer_index: DoorbellWord,
@@ -168,7 +166,6 @@ impl CompletionQueue {
         monitor.change_capacity(lent, ring.entries());
         Ok(Self {
             next: ring.cqe(0),
-            last: ring.end().before(ring.stride()),
             end: ring.end(),
             stride: ring.stride(),
             consumer_index: config.doorbell.0,

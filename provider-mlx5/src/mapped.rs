@@ -372,29 +372,6 @@ impl CqeView {
         Self(self.0.wrapping_add(stride))
     }
 
-    /// [`CqeView::after`] in place of this position: the compiler would keep both, and add the
-    /// stride in the first access.
-    #[inline(always)]
-    #[allow(clippy::pointers_in_nomem_asm_block, reason = "the pointer is not followed there")]
-    pub(crate) fn step(&mut self, stride: usize) {
-        *self = self.after(stride);
-        // SAFETY: does nothing, but the compiler does not know what is in the register.
-        #[cfg(not(miri))]
-        unsafe {
-            core::arch::asm!(
-                "/* {0} */",
-                inout(reg) self.0,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-    }
-
-    /// The position `stride` bytes earlier; it may be outside of the ring.
-    #[inline(always)]
-    pub(crate) fn before(self, stride: usize) -> Self {
-        Self(self.0.wrapping_sub(stride))
-    }
-
     /// The CQE as a pattern.
     #[inline(always)]
     pub(crate) fn pattern(self) -> CqePattern {

@@ -85,7 +85,7 @@ impl CompletionQueue {
             }
         }
         state.complete_sends(index);
-        Ok(Raw { cqe, side: state.send_side(), wr_id, status, op_own })
+        Ok(Raw { cqe, side: state.send_side(), wr_id, status, format: op_own.format() })
     }
 
     /// Copies inline data to the buffer of an entry of a list of tags, if the CQE has any: only
@@ -126,7 +126,7 @@ impl CompletionQueue {
         let status = self.received(cqe, op_own, index, [state, state]);
         let wr_id = state.recv_entry(u32::from(index)).load(Ordering::Relaxed);
         state.complete_receives(index);
-        Ok(Raw { cqe, side: state.recv_side(), wr_id, status, op_own })
+        Ok(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() })
     }
 
     /// Completes a receive of an SRQ; `None` if it is to be posted again.
@@ -147,7 +147,7 @@ impl CompletionQueue {
         let status = self.received(cqe, op_own, index, [state, srq]);
         let wr_id = claimed.wr_id();
         claimed.give_back();
-        Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, op_own }))
+        Ok(Some(Raw { cqe, side: state.recv_side(), wr_id, status, format: op_own.format() }))
     }
 
     /// The status of an outstanding receive of the QP `state`. It was posted to `receives`, which
@@ -204,7 +204,7 @@ impl Completion<'_> {
     /// already copied it to the receive's buffers.
     pub fn copy_inline(&self, out: &mut [u8]) -> Option<usize> {
         // SAFETY: the CQE is lent, and the poller checked that this format fits its size.
-        let (bytes, most) = unsafe { inline_data(self.raw.cqe, self.format())? };
+        let (bytes, most) = unsafe { inline_data(self.raw.cqe, self.raw.format)? };
         let length = (self.byte_len() as usize).min(most);
         for (to, from) in out.iter_mut().zip(bytes.iter().take(length)) {
             *to = *from;

@@ -152,9 +152,8 @@ pub enum CompletionOpcode {
 #[repr(C)]
 pub(super) struct Raw {
     pub(super) status: Status,
-    /// The CQE's last byte as the poller checked it: its opcode leads to this side, and its inline
-    /// data fits the entry. [`LentCqe::completion`] reads the byte again, and clears its format.
-    pub(super) op_own: OpOwn,
+    /// The format with which the poller checked that the inline data fits the entry.
+    pub(super) format: CqeFormat,
     pub(super) cqe: CqeView,
     /// The side of the queue, sends or receives, according to the CQE's opcode.
     pub(super) side: *const Side,
@@ -176,10 +175,7 @@ impl<'c> LentCqe<'c> {
     #[inline(always)]
     pub fn completion(self, wr_id: u64, status: Status) -> Completion<'c> {
         let Self { cqe, side, .. } = self;
-        let read = OpOwn(cqe.op_own());
-        let op_own =
-            OpOwn::new(read.opcode(), CqeFormat::NO_INLINE, read.is_solicited(), read.owner());
-        Completion::new(Raw { status, op_own, cqe, side, wr_id })
+        Completion::new(Raw { status, format: CqeFormat::NO_INLINE, cqe, side, wr_id })
     }
 }
 
@@ -257,11 +253,6 @@ impl WorkCompletion {
     }
 
     #[inline(always)]
-    fn op_own(&self) -> OpOwn {
-        OpOwn(self.cqe.u8(offset_of!(Cqe, op_own)))
-    }
-
-    #[inline(always)]
     fn kind(&self) -> Kind {
         self.kind
     }
@@ -299,11 +290,6 @@ impl<'c> Completion<'c> {
     #[inline(always)]
     fn cqe(&self) -> CqeView {
         self.raw.cqe
-    }
-
-    #[inline(always)]
-    fn op_own(&self) -> OpOwn {
-        self.raw.op_own
     }
 
     /// The pointer from which [`Completion::side`] is made.
@@ -360,8 +346,8 @@ impl<'c> Completion<'c> {
     #[doc(hidden)]
     #[inline(always)]
     pub fn again(self) -> Self {
-        let Raw { status, op_own, cqe, side, wr_id } = self.raw;
-        Self::new(Raw { status, op_own, cqe, side, wr_id })
+        let Raw { status, format, cqe, side, wr_id } = self.raw;
+        Self::new(Raw { status, format, cqe, side, wr_id })
     }
 
     /// Whether a receive may have a GRH or good checksums. Both in one comparison.
@@ -376,7 +362,7 @@ impl<'c> Completion<'c> {
 
     /// Whether data came inside the CQE.
     pub fn format(&self) -> CqeFormat {
-        self.raw.op_own.format()
+        self.raw.format
     }
 
     /// An owned copy.
@@ -639,6 +625,11 @@ macro_rules! accessors {
             #[inline(always)]
             fn sent(&self) -> Opcode {
                 Opcode(self.cqe().u8(offset_of!(Cqe, opcode_qpn_flow_tag)))
+            }
+
+            #[inline(always)]
+            fn op_own(&self) -> OpOwn {
+                OpOwn(self.cqe().u8(offset_of!(Cqe, op_own)))
             }
 
             #[inline(always)]

@@ -14,7 +14,7 @@ use super::ring::{CqeView, OWNER};
 use super::slow::error_status;
 use super::tags::fail_changes;
 use super::{ByLap, CompletionQueue, PollError};
-use crate::format::{Cqe, CqeFormat, CqeOpcode, OpOwn, Opcode};
+use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
 use crate::queue_state::{Places, PolledSends, Receives, Side};
 use crate::sync::Ordering;
 
@@ -188,7 +188,7 @@ impl CompletionQueue {
         if !is_receive {
             return None;
         }
-        self.complete_receive(places, cqe, what)
+        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
     }
 
     /// [`CompletionQueue::good_at`] for a send.
@@ -201,7 +201,7 @@ impl CompletionQueue {
     ) -> Option<(Raw, S)> {
         let queue = self.queues.sends_of(places, cqe)?;
         let sent = sent(Requested(cqe))?;
-        Some((complete_send::<false>(queue, cqe)?, sent))
+        Some((complete_send(queue, cqe)?, sent))
     }
 
     /// The next completion, lent until the next call.
@@ -212,30 +212,55 @@ impl CompletionQueue {
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Completion<'_>, PollError> {
         let cqe = self.next;
-        let raw = match self.complete(cqe) {
+        let raw = match self.complete::<true>(self.queues.places(), cqe) {
             Ok(raw) => raw,
             Err(why) => return self.poll_other(why).map(Completion::new),
         };
         // The next call gives back the entry that is lent now.
         self.publish_up_to(self.consumed);
-        self.pass(cqe);
-        if self.is_lap_over() {
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = cqe.after(self.stride);
+        if self.next == self.end {
             self.next_lap();
         }
         Ok(Completion::new(raw))
     }
 
+    /// Completes the request of the CQE at `cqe`, if software owns the CQE, it succeeded, and it
+    /// names an outstanding request of an open queue. Otherwise nothing has changed. If polls are
+    /// `MOSTLY_EMPTY`, the code is laid out so that an empty CQ is found sooner than a receive.
     #[inline(always)]
-    fn complete_receive(&self, places: &Places, cqe: CqeView, what: u8) -> Option<Raw> {
-        let receives = self.queues.receives_of(places, cqe)?;
-        let index = cqe.u16_on_top(WQE_COUNTER);
-        Some(match receives {
-            Receives::Own(queue) => {
-                let wr_id = queue.complete(index)?;
-                good(cqe, what, queue.recv_side(), wr_id)
-            }
-            Receives::Shared(side, list) => good(cqe, what, side, list.complete(index >> 16)?),
-        })
+    pub(super) fn complete<const MOSTLY_EMPTY: bool>(
+        &self,
+        places: &Places,
+        cqe: CqeView,
+    ) -> Result<Raw, Other> {
+        let what = cqe.op_own() ^ self.owner;
+        if what == 0 {
+            return self.complete_send(places, cqe).ok_or(Other::Slow);
+        }
+        if MOSTLY_EMPTY && what & OWNER != 0 {
+            return Err(Other::Nothing);
+        }
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
+            return self.complete_receive(places, cqe).ok_or(Other::Slow);
+        }
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
+            // Keeps this separate from other receives, whose code would become longer.
+            crate::hint::cold_path();
+            return self.complete_left_inline(places, cqe).ok_or(Other::Slow);
+        }
+        Err(if what & OWNER != 0 { Other::Nothing } else { Other::Slow })
+    }
+
+    #[inline(always)]
+    fn complete_send(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        complete_send(self.queues.sends_of(places, cqe)?, cqe)
+    }
+
+    #[inline(always)]
+    fn complete_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
     }
 
     /// Whether the next CQE looks like the title of a session of receives.
@@ -260,18 +285,18 @@ impl CompletionQueue {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.owner;
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
-            return self.complete_inline(cqe, what);
+            return self.complete_inline(cqe);
         }
         match what & !SOLICITED {
-            SEND_ERROR => self.fail_send(cqe, what),
-            RECEIVE_ERROR => self.fail_receive(cqe, what),
+            SEND_ERROR => self.fail_send(cqe),
+            RECEIVE_ERROR => self.fail_receive(cqe),
             _ => None,
         }
     }
 
     /// Completes a successful receive of a queue that leaves data in the CQE.
     #[inline(always)]
-    fn complete_left_inline(&self, places: &Places, cqe: CqeView, what: u8) -> Option<Raw> {
+    fn complete_left_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
         let queue = self.queues.own_receives_of(places, cqe)?;
         let side = queue.recv_side();
         if side.copies_inline() {
@@ -281,34 +306,34 @@ impl CompletionQueue {
         let word = queue.outstanding(index)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
-        Some(good(cqe, what, side, wr_id))
+        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
     }
 
     #[inline(always)]
-    fn complete_inline(&self, cqe: CqeView, what: u8) -> Option<Raw> {
+    fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
         let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = self.to_outstanding(queue, index, cqe)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
-        Some(good(cqe, what, side, wr_id))
+        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
     }
 
     #[inline(always)]
-    fn fail_send(&self, cqe: CqeView, what: u8) -> Option<Raw> {
+    fn fail_send(&self, cqe: CqeView) -> Option<Raw> {
         let queue = self.queues.sends_of(self.queues.places(), cqe)?;
         let side = queue.send_side();
-        let (word, wr_id) = queue.outstanding::<false>(cqe.u16_on_top(WQE_COUNTER))?;
+        let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
         let status = error_status(cqe);
         queue.send_failed(status == Status::Flushed);
         fail_changes(&queue, cqe.u16(WQE_COUNTER));
         side.retire(word);
-        Some(Raw { status, ..good(cqe, what, side, wr_id) })
+        Some(Raw { status, ..good(cqe, side, wr_id) })
     }
 
     #[inline(always)]
-    fn fail_receive(&self, cqe: CqeView, what: u8) -> Option<Raw> {
+    fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
         let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
@@ -317,7 +342,7 @@ impl CompletionQueue {
         queue.receive_failed(status == Status::LocalLength);
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
-        Some(Raw { status, ..good(cqe, what, side, wr_id) })
+        Some(Raw { status, ..good(cqe, side, wr_id) })
     }
 
     /// Polls a CQE that the fast path leaves, and gives back all entries before the one that is
@@ -359,16 +384,28 @@ impl CompletionQueue {
 }
 
 #[inline(always)]
-fn complete_send<const IN_BATCH: bool>(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
+fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
     let side = queue.send_side();
-    let (word, wr_id) = queue.outstanding::<IN_BATCH>(cqe.u16_on_top(WQE_COUNTER))?;
+    let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
     side.retire(word);
-    Some(good(cqe, CqeOpcode::REQUESTER.0 << 4, side, wr_id))
+    Some(good(cqe, side, wr_id))
 }
 
 #[inline(always)]
-fn good(cqe: CqeView, what: u8, side: &Side, wr_id: u64) -> Raw {
-    Raw { status: Status::Success, op_own: OpOwn(what), cqe, side, wr_id }
+fn complete_receive(receives: Receives<'_>, cqe: CqeView) -> Option<Raw> {
+    let index = cqe.u16_on_top(WQE_COUNTER);
+    Some(match receives {
+        Receives::Own(queue) => {
+            let wr_id = queue.complete(index)?;
+            good(cqe, queue.recv_side(), wr_id)
+        }
+        Receives::Shared(side, list) => good(cqe, side, list.complete(index >> 16)?),
+    })
+}
+
+#[inline(always)]
+fn good(cqe: CqeView, side: &Side, wr_id: u64) -> Raw {
+    Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
 }
 
 #[inline(always)]
@@ -387,7 +424,7 @@ fn good_of<'c, S>(raw: Raw, sent: Option<S>) -> Good<'c, S> {
 pub struct GoodBatch<'q> {
     queue: &'q mut CompletionQueue,
     places: Places,
-    /// The queue's `next`, kept in a register.
+    /// As in [`PollBatch`].
     next: CqeView,
     /// The position at which enough were taken, or the lap ends.
     stop: CqeView,
@@ -458,95 +495,12 @@ impl GoodBatch<'_> {
 pub struct PollBatch<'q> {
     queue: &'q mut CompletionQueue,
     places: Places,
-    /// The position before the next CQE: that of the completion that is lent. Kept in a register,
-    /// which its fields are read from. The queue's counter is computed from the distance.
-    last: CqeView,
+    /// The queue's `next`, kept in a register. The queue's counter is computed from the distance.
+    next: CqeView,
     /// CQEs consumed before the batch.
     before: u32,
     /// Completions that it lends stay in this thread.
     thread: PhantomData<*const ()>,
-}
-
-/// A CQ that is polled, or a batch of its completions.
-trait Poller<const IN_BATCH: bool> {
-    fn queue(&self) -> &CompletionQueue;
-
-    fn places(&self) -> &Places;
-
-    /// Moves past the CQE at `cqe`, whose request has completed.
-    fn go_past(&mut self, cqe: CqeView);
-
-    /// Completes the request of the next CQE, which is at `cqe`, if software owns the CQE, it
-    /// succeeded, and it names an outstanding request of an open queue. Otherwise nothing has
-    /// changed. Each direction moves on by itself, so that the compiler knows there what a caller's
-    /// test of the opcode finds. Single polls often find an empty CQ, so they look for that before
-    /// receives.
-    #[inline(always)]
-    fn complete(&mut self, cqe: CqeView) -> Result<Raw, Other> {
-        let what = cqe.op_own() ^ self.queue().owner;
-        if what == 0 {
-            let queue = self.queue().queues.sends_of(self.places(), cqe).ok_or(Other::Slow)?;
-            let raw = complete_send::<IN_BATCH>(queue, cqe).ok_or(Other::Slow)?;
-            self.go_past(cqe);
-            return Ok(raw);
-        }
-        if !IN_BATCH && what & OWNER != 0 {
-            return Err(Other::Nothing);
-        }
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0 {
-            let raw = self.queue().complete_receive(self.places(), cqe, what).ok_or(Other::Slow)?;
-            self.go_past(cqe);
-            return Ok(raw);
-        }
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
-            // Keeps this separate from other receives, whose code would become longer.
-            crate::hint::cold_path();
-            let raw = self.queue().complete_left_inline(self.places(), cqe, what);
-            let raw = raw.ok_or(Other::Slow)?;
-            self.go_past(cqe);
-            return Ok(raw);
-        }
-        Err(if what & OWNER != 0 { Other::Nothing } else { Other::Slow })
-    }
-}
-
-impl Poller<false> for CompletionQueue {
-    #[inline(always)]
-    fn queue(&self) -> &CompletionQueue {
-        self
-    }
-
-    #[inline(always)]
-    fn places(&self) -> &Places {
-        self.queues.places()
-    }
-
-    #[inline(always)]
-    fn go_past(&mut self, _: CqeView) {
-        // `CompletionQueue::poll` does, for all directions together.
-    }
-}
-
-impl Poller<true> for PollBatch<'_> {
-    #[inline(always)]
-    fn queue(&self) -> &CompletionQueue {
-        self.queue
-    }
-
-    #[inline(always)]
-    fn places(&self) -> &Places {
-        &self.places
-    }
-
-    #[inline(always)]
-    fn go_past(&mut self, cqe: CqeView) {
-        if cqe == self.queue.last {
-            // A drain that is reported now stays valid, even if the batch is leaked.
-            self.queue.move_to(self.queue.end);
-            self.queue.next_lap();
-            self.follow();
-        }
-    }
 }
 
 impl PollBatch<'_> {
@@ -557,59 +511,69 @@ impl PollBatch<'_> {
     #[inline(always)]
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next(&mut self) -> Result<Completion<'_>, PollError> {
-        self.last.step(self.queue.stride);
-        match self.complete(self.last) {
-            Ok(raw) => Ok(Completion::new(raw)),
-            Err(Other::Nothing) => Err(self.nothing()),
-            Err(Other::Slow) => self.poll_slow().map(Completion::new),
+        let cqe = self.next;
+        let raw = match self.queue.complete::<false>(&self.places, cqe) {
+            Ok(raw) => raw,
+            Err(Other::Nothing) => return Err(self.nothing()),
+            Err(Other::Slow) => return self.poll_slow().map(Completion::new),
+        };
+        self.next = cqe.after(self.queue.stride);
+        if self.next == self.queue.end {
+            self.next_lap();
         }
+        Ok(Completion::new(raw))
     }
 
-    /// Called when there is no CQE at `last`.
     #[inline(always)]
     fn nothing(&mut self) -> PollError {
-        self.queue.move_to(self.last);
-        self.follow();
+        self.store();
         self.queue.nothing()
     }
 
-    /// Polls the CQE at `last`.
     #[inline(always)]
     fn poll_slow(&mut self) -> Result<Raw, PollError> {
-        self.queue.move_to(self.last);
+        self.store();
         let raw = self.queue.poll_slow();
-        self.follow();
+        self.next = self.queue.next;
         raw
     }
 
-    /// Moves the batch to the position of the queue.
+    /// A drain that is reported at a lap's end stays valid, even if the batch is leaked.
     #[inline(always)]
-    fn follow(&mut self) {
-        // Not `self.queue.stride`, for which the fast path would keep a register.
-        self.last = self.queue.next.before(self.queue.ring.stride());
+    fn next_lap(&mut self) {
+        self.store();
+        self.next = self.queue.next_lap();
+    }
+
+    /// Moves the queue to the position of the batch.
+    #[inline(always)]
+    fn store(&mut self) {
+        let moved = self.queue.ring.distance(self.queue.next, self.next);
+        self.queue.consumed = self.queue.consumed.wrapping_add(moved);
+        self.queue.next = self.next;
     }
 
     /// What dropping it does.
     #[inline(always)]
     fn finish(self) {
         let mut this = ManuallyDrop::new(self);
-        let (last, before) = (this.last, this.before);
-        this.queue.finish_batch(last, before);
+        let (next, before) = (this.next, this.before);
+        this.queue.finish_batch(next, before);
     }
 
     /// Saves an error that was found after completions, so that a later poll returns it.
     #[doc(hidden)]
     pub fn keep(&mut self, error: PollError) {
-        self.queue.move_to(self.last.after(self.queue.stride));
+        self.store();
         self.queue.keep(error);
-        self.follow();
+        self.next = self.queue.next;
     }
 }
 
 impl Drop for PollBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.queue.end_batch(self.last, self.before);
+        self.queue.end_batch(self.next, self.before);
     }
 }
 
@@ -617,22 +581,16 @@ impl CompletionQueue {
     /// [`CompletionQueue::finish_batch`], out of line: dropping a batch is so short that compilers
     /// keep its fields in registers.
     #[inline(never)]
-    fn end_batch(&mut self, last: CqeView, before: u32) {
-        self.finish_batch(last, before);
-    }
-
-    /// Moves to a position that a batch has come to.
-    #[inline(always)]
-    fn move_to(&mut self, next: CqeView) {
-        let moved = self.ring.distance(self.next, next);
-        self.consumed = self.consumed.wrapping_add(moved);
-        self.next = next;
+    fn end_batch(&mut self, next: CqeView, before: u32) {
+        self.finish_batch(next, before);
     }
 
     /// Moves to the position of a batch, and gives back what was polled since `before`.
     #[inline(always)]
-    fn finish_batch(&mut self, last: CqeView, before: u32) {
-        self.move_to(last.after(self.stride));
+    fn finish_batch(&mut self, next: CqeView, before: u32) {
+        let moved = self.ring.distance(self.next, next);
+        self.consumed = self.consumed.wrapping_add(moved);
+        self.next = next;
         let polled = self.consumed.wrapping_sub(before);
         if polled > self.lent {
             self.lend_more(polled);
@@ -645,9 +603,8 @@ impl CompletionQueue {
     /// Starts polling several completions, whose entries are given back to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
-        let (places, before) = (*self.queues.places(), self.consumed);
-        let last = self.next.before(self.stride);
-        PollBatch { queue: self, places, last, before, thread: PhantomData }
+        let (next, places, before) = (self.next, *self.queues.places(), self.consumed);
+        PollBatch { queue: self, places, next, before, thread: PhantomData }
     }
 
     /// Calls `visit` with each completion that is there, at most `most`; returns how many. Their

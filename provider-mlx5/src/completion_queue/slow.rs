@@ -140,7 +140,6 @@ impl CompletionQueue {
         }
         self.end = self.ring.end();
         self.stride = self.ring.stride();
-        self.last = self.end.before(self.stride);
     }
 
     /// Starts the next lap: everything that was in the ring when the last lap began has been

@@ -65,11 +65,11 @@ impl CompletionQueue {
             _ if event.is_of_change() => self.confirm_change(cqe, event, srq),
             _ => Told::Dropped,
         };
-        let side = state.recv_side();
+        let (side, format) = (state.recv_side(), op_own.format());
         match told {
             Told::Dropped => None,
             Told::NotOutstanding => Some(Err(PollError::NotOutstanding)),
-            Told::Done(wr_id, status) => Some(Ok(Raw { cqe, side, wr_id, status, op_own })),
+            Told::Done(wr_id, status) => Some(Ok(Raw { cqe, side, wr_id, status, format })),
         }
     }
 

@@ -138,13 +138,9 @@ impl PolledSends<'_> {
     /// not say that a request starts there; then the slow path decides, and no observable state has
     /// changed.
     #[inline(always)]
-    pub(crate) fn outstanding<const IN_BATCH: bool>(self, index: u32) -> Option<(u32, u64)> {
+    pub(crate) fn outstanding(self, index: u32) -> Option<(u32, u64)> {
         let word = self.outstanding_word(index)?;
         let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
-        // In single polls the hint costs an instruction, in batches it saves one.
-        if IN_BATCH && wr_id == NO_START {
-            crate::hint::cold_path();
-        }
         (wr_id != NO_START).then_some((word, wr_id))
     }
 }
