@@ -420,12 +420,7 @@ impl FrameQueue {
     /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events. Does
     /// nothing to another CQ, which would poll completions a second time.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
-        if !self.monitor.is_same(&cq.monitor) {
-            return;
-        }
-        cq.consumed = self.consumed();
-        cq.lap_request = self.lap_request;
-        cq.update_next();
+        cq.go_on(&self.monitor, self.consumed(), self.lap_request);
     }
 
     /// The counters so far.

@@ -7,7 +7,7 @@ use super::past::INDEX;
 use super::resize::is_mark;
 use super::ring::{CqeView, OWNER, marker};
 use super::tags::{holds_receive, is_tagged};
-use super::{CompletionQueue, PollError, Status};
+use super::{CompletionQueue, CqMonitor, PollError, Status};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome};
 use crate::queue_state::QueueState;
 
@@ -140,6 +140,16 @@ impl CompletionQueue {
         }
         self.end = self.ring.end();
         self.stride = self.ring.stride();
+    }
+
+    /// Goes on at the position of a queue that takes this CQ's completions. Does nothing if the
+    /// queue takes another one's.
+    pub(super) fn go_on(&mut self, taken: &CqMonitor, consumed: u32, lap_request: u64) {
+        if taken.is_same(&self.monitor) {
+            self.consumed = consumed;
+            self.lap_request = lap_request;
+            self.update_next();
+        }
     }
 
     /// Starts the next lap: everything that was in the ring when the last lap began has been

@@ -320,12 +320,7 @@ impl StrideQueue {
     /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events. Does
     /// nothing to another CQ, which would poll completions a second time.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
-        if !self.monitor.is_same(&cq.monitor) {
-            return;
-        }
-        cq.consumed = self.consumed;
-        cq.lap_request = self.lap_request;
-        cq.update_next();
+        cq.go_on(&self.monitor, self.consumed, self.lap_request);
     }
 
     /// WQEs whose strides are all consumed, modulo 2^32. The index of WQE `n` in the ring is `n`
