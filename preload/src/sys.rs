@@ -130,16 +130,18 @@ pub(crate) fn waiting_for(fd: c_int, events: i16) -> libc::pollfd {
 
 /// `poll(2)` on descriptors that are only numbers here: one that was closed meanwhile is reported
 /// (POLLNVAL), and one that was opened again under the same number is waited on in its place. Made
-/// directly, it is not a cancellation point in hooks of functions that are none.
+/// directly, it is not a cancellation point in hooks of functions that are none. Returns the number
+/// of entries with events, 0 after the limit, or -1 with `errno`.
 pub(crate) fn poll(entries: &mut [libc::pollfd], limit: Duration) -> c_long {
-    let time = libc::timespec {
+    let mut time = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
         tv_nsec: limit.subsec_nanos().into(),
     };
     let at = [entries.as_mut_ptr() as c_long, entries.len() as c_long];
-    let arguments = [at[0], at[1], &raw const time as c_long, 0, 0, 0];
+    let arguments = [at[0], at[1], &raw mut time as c_long, 0, 0, 0];
     // SAFETY: the arguments are those of the system call. It writes at most the given number of
-    // entries, and reads the time.
+    // entries, and the time that is left into `time`: only the C library's function hides that
+    // (ppoll(2)).
     unsafe { call(libc::SYS_ppoll, arguments) }
 }
 
