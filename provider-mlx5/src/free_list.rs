@@ -1,5 +1,5 @@
 //! The free WQEs of a shared receive queue: a queue with many producers and one consumer, as a ring
-//! of their indices.
+//! of their indices. An entry is a WQE of the SRQ.
 //!
 //! The device returns an SRQ's WQEs in any order, through any number of CQs, each polled by its own
 //! thread; the posting thread takes them. The posting thread always holds one more, the head: the
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::queue_state::{ListTables, NextPlace, Posting};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Nothing in a place of the ring: no limit is above it.
+/// Content of an empty place of the ring: every limit refuses it.
 pub(crate) const NO_INDEX: u32 = i32::MAX as u32;
 /// State of an entry that the posting side holds, or that is in the ring.
 const FREE: u32 = u32::MAX;
@@ -23,15 +23,15 @@ const FREE: u32 = u32::MAX;
 pub(crate) const POSTED: u32 = u32::MAX - 1;
 /// State of an entry that the device gave back unused; the other bits are the next such entry.
 const UNUSED: u32 = 1 << 30;
-/// No such entry.
+/// End of the stack of unused entries.
 const NO_ENTRY: u32 = UNUSED - 1;
 
-/// The limit of [`Posting::take_next`] that every index is below. Limits and indices are compared
-/// as signed numbers.
+/// Limit of [`Posting::take_next`] that admits every index. Limits and indices are compared as
+/// signed numbers.
 pub(crate) const ANY: u32 = UNUSED;
-/// The limit that no index is below, but [`Posting::next_of_lists`] finds one.
+/// Closes [`Posting::take_next`], and opens [`Posting::next_of_lists`] (several SGEs).
 pub(crate) const WITH_LISTS: u32 = -1_i32 as u32;
-/// The limit with which all posts take the slow path.
+/// Closes both fast paths: all posts take the slow path.
 pub(crate) const CLOSED: u32 = -2_i32 as u32;
 
 /// The free entries, and what became of the others.
@@ -39,7 +39,7 @@ pub(crate) const CLOSED: u32 = -2_i32 as u32;
 pub(crate) struct FreeList {
     /// Places filled so far; wraps.
     tail: AtomicU32,
-    /// Entries to be posted again, as a stack.
+    /// Top of the stack of unused entries, which are to be posted again.
     unused: AtomicU32,
     /// Entries that the device may have at a time.
     granted: AtomicU32,
@@ -106,14 +106,13 @@ impl FreeList {
         NextPlace::new(&self.tables, position)
     }
 
-    /// Sets the limit of [`Posting::take_next`], to be followed by a look at the entries that wait
-    /// to be posted again: a thread that puts an entry there afterwards lowers the limit after this
-    /// call.
+    /// Sets the limit of [`Posting::take_next`]. The caller then checks for unused entries: a
+    /// thread that adds one later closes the fast path after this call.
     pub(crate) fn set_limit(&self, limit: u32) {
         self.limit().swap(limit, Ordering::AcqRel);
     }
 
-    /// Sends the next posts to the slow path, which finds out why.
+    /// Closes the fast path. The next post takes the slow path, which recomputes the limit.
     pub(crate) fn post_slowly(&self) {
         self.limit().swap(CLOSED, Ordering::AcqRel);
     }
@@ -197,9 +196,9 @@ impl FreeList {
         self.state(index).load(Ordering::Relaxed) != FREE
     }
 
-    /// Whether a faulty device gave back the head: an entry that a leaked batch has built, and of
-    /// which the device was never told. No other head is in the ring. `position` is that of the
-    /// next place, which the batch has emptied. Posting side only.
+    /// Whether a faulty device has returned the head, which a leaked batch built and the device was
+    /// never told of. Only then is the head in the ring. `position` is the next place, which the
+    /// batch has emptied. Posting side only.
     pub(crate) fn is_back(&self, head: u32, position: u32) -> bool {
         let is_filled_later = self.tail.load(Ordering::Relaxed) != position;
         let is_in_ring = || (0..=self.mask()).any(|at| self.next(at) == Some(head));
@@ -294,7 +293,7 @@ pub(crate) fn list_of(entries: u32) -> FreeList {
 mod tests {
     use super::*;
 
-    /// Takes all that there are, from `position` and `head` on; returns both as they are then.
+    /// Takes all free entries, from `position` and `head` on. Returns the next position and head.
     fn take_all(
         list: &FreeList,
         mut position: u32,
@@ -398,11 +397,11 @@ mod tests {
         list.set_limit(ANY);
         assert_eq!((take(1, 1), take(2, 2)), (Some(2), Some(3)));
         assert_eq!(take(3, 3), None, "the last one stays");
-        // One that waits to be posted again is nothing to take on the fast path.
+        // While an unused entry waits to be posted again, the fast path is closed.
         assert!(list.give_back(1));
         list.return_for_repost(0);
         assert_eq!(take(3, 3), None);
-        // A device that lies says so twice.
+        // A faulty device returns the same entry again.
         list.return_for_repost(0);
         list.set_limit(ANY);
         assert_eq!((list.take_unused(), list.take_unused()), (Some(0), None));
