@@ -1,5 +1,5 @@
-//! Tag matching: the WQE by which an SRQ's hidden queue changes the list of tags, the headers of
-//! messages with tags, and what a CQE says of both.
+//! Tag matching: the WQE by which an SRQ's command QP (`cmd_qp` of libmlx5) changes the list of
+//! tags, the headers of messages with tags, and what a CQE says of both.
 //!
 //! Sources: `providers/mlx5/{wqe.h,mlx5dv.h,qp.c,cq.c}` (`set_tm_seg`, `handle_tag_matching`) and
 //! `libibverbs/tm_types.h` of rdma-core.
@@ -130,13 +130,13 @@ open_values! {
 }
 
 impl TagEvent {
-    /// Whether an entry of the list took a message, or the message's data has come. The entry is in
-    /// [`Cqe::app_info`].
+    /// Whether the event is about an entry of the list: it took a message, or the message's data
+    /// has come or will not come. The entry is in [`Cqe::app_info`].
     pub const fn is_of_entry(self) -> bool {
         self.is_first_of_two() || self.is_last_of_entry()
     }
 
-    /// Whether another event of the same entry follows (`mlx5_cqe_app_op_tm_is_complete`).
+    /// Whether another event of the same entry follows (not `mlx5_cqe_app_op_tm_is_complete`).
     pub const fn is_first_of_two(self) -> bool {
         matches!(self, Self::CONSUMED | Self::CONSUMED_SOFTWARE_RENDEZVOUS)
     }
@@ -162,7 +162,7 @@ impl TagEvent {
         )
     }
 
-    /// Whether this reports a change of the list, which the SRQ's hidden queue asked for.
+    /// Whether this reports a change of the list, which the command QP asked for.
     pub const fn is_of_change(self) -> bool {
         matches!(self, Self::APPEND | Self::REMOVE | Self::NOOP)
     }
