@@ -186,11 +186,11 @@ pub(crate) unsafe fn statx(
     (unsafe { call(libc::SYS_statx, arguments) }) as c_int
 }
 
-/// What a symbolic link of the process's own directory in `/proc` says, if it fits.
+/// The target of a symbolic link, such as one below `/proc/self`. `None` if it does not fit.
 pub(crate) fn read_link<'a>(path: &std::ffi::CStr, into: &'a mut [u8]) -> Option<&'a [u8]> {
     let at: c_long = libc::AT_FDCWD.into();
-    let room = [into.as_mut_ptr() as c_long, into.len() as c_long];
-    let arguments = [at, path.as_ptr() as c_long, room[0], room[1], 0, 0];
+    let space = [into.as_mut_ptr() as c_long, into.len() as c_long];
+    let arguments = [at, path.as_ptr() as c_long, space[0], space[1], 0, 0];
     // SAFETY: a C string, and a buffer of as many bytes as the call is told.
     let length = unsafe { call(libc::SYS_readlinkat, arguments) };
     usize::try_from(length).ok().filter(|length| *length < into.len()).map(|length| &into[..length])
@@ -217,8 +217,8 @@ pub(crate) fn outcome(result: Result<c_int, nix::errno::Errno>) -> c_int {
     result.unwrap_or_else(|errno| fail(errno as c_int))
 }
 
-/// The C library's function that the hook of the same name replaces: looked up once. `None` if the
-/// C library has none.
+/// The C library's function that the hook of the same name replaces: looked up until it is found,
+/// then kept. `None` if the C library has none.
 ///
 /// Hooks that use it are called by programs at run time, never by the loader, so the look-up is
 /// safe.
