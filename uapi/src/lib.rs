@@ -1,5 +1,5 @@
-//! The kernel's RDMA ABI: what travels through the ioctl of `/dev/infiniband/uverbsN`, and through
-//! the writes of `/dev/infiniband/rdma_cm`.
+//! The kernel's RDMA ABI: what travels through the ioctl of `/dev/infiniband/uverbsN`, through the
+//! writes of `/dev/infiniband/rdma_cm`, and through the reads of event files.
 //!
 //! Both sides of the character device share this crate: the provider that sends commands and the
 //! software device that answers them. It makes no system call, allocates nothing and has no unsafe

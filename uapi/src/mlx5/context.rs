@@ -10,7 +10,7 @@ use crate::mlx5::flags::{
 };
 
 crate::macros::abi_structs! {
-    /// Request of the oldest kernels.
+    /// Request of kernels that know no flags.
     struct AllocUcontextReq = "struct mlx5_ib_alloc_ucontext_req", 8 {
         /// BlueFlame registers asked for.
         @0 total_num_bfregs: u32,
@@ -18,7 +18,8 @@ crate::macros::abi_structs! {
         @4 num_low_latency_bfregs: u32,
     }
 
-    /// Request.
+    /// Request of newer kernels, which know one of the
+    /// [`LENGTHS`](AllocUcontextReqV2::LENGTHS).
     struct AllocUcontextReqV2 = "struct mlx5_ib_alloc_ucontext_req_v2", 32 {
         /// BlueFlame registers asked for.
         @0 total_num_bfregs: u32,
@@ -36,20 +37,22 @@ crate::macros::abi_structs! {
 
     /// What the driver gives. Older kernels answer with less: see `response_length`.
     struct AllocUcontextResp = "struct mlx5_ib_alloc_ucontext_resp", 72 {
-        /// Queue pairs.
+        /// Most queue pairs.
         @0 qp_tab_size: u32,
         /// Bytes of a BlueFlame register, both halves.
         @4 bf_reg_size: u32,
         /// BlueFlame registers given; 0: only UAR objects.
         @8 tot_bfregs: u32,
         @12 cache_line_size: u32,
-        /// Bytes of a send WQE.
+        /// Most bytes of a send WQE.
         @16 max_sq_desc_sz: u16,
-        /// Bytes of a receive WQE.
+        /// Most bytes of a receive WQE.
         @18 max_rq_desc_sz: u16,
-        /// WQE basic blocks (64 bytes) of a send queue.
+        /// Most WQE basic blocks (64 bytes) of a send queue.
         @20 max_send_wqebb: u32,
+        /// Most receives of a receive queue.
         @24 max_recv_wr: u32,
+        /// Most receives of a shared receive queue.
         @28 max_srq_recv_wr: u32,
         @32 num_ports: u16,
         @34 flow_action_flags: FlowActionFlags,
@@ -68,7 +71,7 @@ crate::macros::abi_structs! {
         @60 num_uars_per_page: u32,
         /// BlueFlame registers that may be allocated later.
         @64 num_dyn_bfregs: u32,
-        /// Key for the fill instruction, big endian in memory keys.
+        /// Key of the null region (libmlx5's `ibv_alloc_null_mr`), in the machine's byte order.
         @68 dump_fill_mkey: u32,
     }
 }

@@ -15,8 +15,9 @@ crate::macros::abi_structs! {
 
     /// Segmentation offload.
     struct TsoCaps = "struct mlx5_ib_tso_caps", 8 {
-        /// Bytes of payload.
+        /// Most bytes of payload.
         @0 max_tso: u32,
+        /// Bit N: queue pair type N (`1 << IB_QPT_…`).
         @4 supported_qpts: u32,
     }
 
@@ -29,6 +30,7 @@ crate::macros::abi_structs! {
 
     /// CQE compression.
     struct CqeCompCaps = "struct mlx5_ib_cqe_comp_caps", 8 {
+        /// Most CQEs of a compressed session (`cqe_compression_max_num`).
         @0 max_num: u32,
         @4 supported_format: CqeCompFormat,
     }
@@ -39,6 +41,7 @@ crate::macros::abi_structs! {
         @0 qp_rate_limit_min: u32,
         /// Kbit/s.
         @4 qp_rate_limit_max: u32,
+        /// Bit N: queue pair type N (`1 << IB_QPT_…`).
         @8 supported_qpts: u32,
         @12 cap_flags: PacketPacingFlags,
         @13 reserved: [u8; 3],
@@ -47,6 +50,7 @@ crate::macros::abi_structs! {
     /// Software parsing.
     struct SwParsingCaps = "struct mlx5_ib_sw_parsing_caps", 8 {
         @0 sw_parsing_offloads: SwParsing,
+        /// Bit N: queue pair type N (`1 << IB_QPT_…`).
         @4 supported_qpts: u32,
     }
 
@@ -56,6 +60,7 @@ crate::macros::abi_structs! {
         @4 max_single_stride_log_num_of_bytes: u32,
         @8 min_single_wqe_log_num_of_strides: u32,
         @12 max_single_wqe_log_num_of_strides: u32,
+        /// Bit N: queue pair type N (`1 << IB_QPT_…`).
         @16 supported_qpts: u32,
         @20 reserved: u32,
     }
