@@ -14,10 +14,10 @@ use uverbs_mlx5::user_index::QueueHandle;
 use crate::device::{Cq, Cqe, Memory, Sq, send_queue, send_queue_of, shared_recv_queue};
 
 const BUFFER: Sge = Sge::new(0x1_0000_2000, 64, 0x77);
-/// Number of the QP that posts the changes.
+/// Number of the command QP.
 const COMMAND: u32 = 0x1234;
 
-/// A tag matching SRQ with two receives, a QP on it, and the QP that posts changes of its list.
+/// A tag matching SRQ with two receives, a QP on it, and the command QP that changes its list.
 pub(crate) struct Tags {
     pub(crate) cq: Cq,
     pub(crate) queue: SharedRecvQueue,

@@ -283,8 +283,8 @@ impl Libmlx5 {
     }
 }
 
-/// A tag matching SRQ of libmlx5, and the queue pair inside it that posts changes of its list.
-/// It exists until the process ends.
+/// A tag matching SRQ of libmlx5, and the command QP inside it that changes its list. It exists
+/// until the process ends.
 pub struct TagQueue {
     /// The object.
     pub srq: *mut Srq,

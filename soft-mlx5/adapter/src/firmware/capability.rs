@@ -175,8 +175,8 @@ pub fn flow_table_values() -> Vec<(Field, u64)> {
 }
 
 /// The fields that both front ends have for an InfiniBand port. Tag matching is announced there
-/// only: on RoCE libmlx5 could not use it, because it connects the queue of the list operations by
-/// LID (`create_cmd_qp`), which the kernel refuses (`rdma_check_ah_attr`).
+/// only: on RoCE libmlx5 could not use it, because it connects the command QP by LID
+/// (`create_cmd_qp`), which the kernel refuses (`rdma_check_ah_attr`).
 pub const INFINIBAND_VALUES: &[(Field, u64)] = &[
     (general::PORT_TYPE, PORT_INFINIBAND),
     (general::TAG_MATCHING, SUPPORTED),

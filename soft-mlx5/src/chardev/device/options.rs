@@ -234,8 +234,7 @@ impl Options {
     }
 
     /// Whether there are tag matching SRQs. On RoCE libmlx5 could not use them: it connects the
-    /// queue of their list operations by LID (`create_cmd_qp`), which the kernel refuses
-    /// (`rdma_check_ah_attr`).
+    /// command QP by LID (`create_cmd_qp`), which the kernel refuses (`rdma_check_ah_attr`).
     pub(crate) fn matches_tags(&self) -> bool {
         !self.is_roce()
     }

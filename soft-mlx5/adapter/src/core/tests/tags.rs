@@ -69,7 +69,7 @@ impl Tags {
             let attributes = world.hosts[side].attributes(gid, qps[1 - side].qpn);
             world.hosts[side].make_rts(&qps[side], &attributes);
         }
-        let command = command_queue(&mut world.hosts[1], &srq, &cq);
+        let command = command_qp(&mut world.hosts[1], &srq, &cq);
         let outbox = world.hosts[0].region(8192, ALL);
         let inbox = world.hosts[1].region(8192, ALL);
         Self { pair: Pair { world, qps, cqs }, srq, cq, command, outbox, inbox, next: 0 }
@@ -163,8 +163,8 @@ fn params(cq: &CqHandle) -> TagParams {
     TagParams { cq: cq.cqn, user_index: USER_INDEX, log_entries: LOG_TAGS }
 }
 
-/// A QP that is connected to itself, as libmlx5 makes it for list operations.
-fn command_queue(host: &mut Host, srq: &SrqHandle, cq: &CqHandle) -> QpHandle {
+/// A command QP: it is connected to itself, as libmlx5 makes it.
+fn command_qp(host: &mut Host, srq: &SrqHandle, cq: &CqHandle) -> QpHandle {
     let mut params = host.qp_params(QpType::Rc, cq, cq);
     params.receive = ReceiveSource::Srq(srq.srqn);
     let command = host.create(params);
@@ -520,7 +520,7 @@ fn only_queue_pairs_without_sends_have_the_rendezvous_offload() {
 }
 
 #[test]
-fn only_command_queues_of_such_queues_change_lists() {
+fn only_command_qps_of_tag_matching_srqs_change_lists() {
     let mut pair = Pair::new(QpType::Rc);
     let raw = Change::default().as_bytes().to_vec();
     pair.post(0, &Wr { raw, ..Wr::new(Opcode::TAG_MATCHING) });
