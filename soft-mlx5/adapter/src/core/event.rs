@@ -1,4 +1,5 @@
-//! Events from the core to its front end: completions of armed CQs, and asynchronous events.
+//! Events from the core to its front end: completions of armed CQs, asynchronous events, and DC
+//! access key violations.
 
 use super::{Cqn, Qpn, Srqn};
 

@@ -1,4 +1,4 @@
-//! User contexts: each program that sends commands by DEVX has one.
+//! User contexts (UCTX): the driver makes one for each open context with DEVX.
 
 use super::bits::{Field, field};
 use super::command::Command;

@@ -1,4 +1,4 @@
-//! Memory regions, windows, on-device memory.
+//! Memory regions, windows, device memory.
 
 use std::os::fd::AsRawFd;
 
@@ -44,7 +44,7 @@ fn registration_checks_access_domain_and_memory() {
     assert_eq!(
         register(RegMr { hca_va: 0x7000_0000_0000, ..base }),
         Ok(()),
-        "any iova of that offset"
+        "any iova with the same offset in its page"
     );
 }
 
@@ -70,13 +70,13 @@ fn reregistration_changes_only_what_its_flags_request() {
     let made = client.reg_mr(first, memory.at(0), 4096).unwrap();
     let base = ReregMr { mr_handle: made.mr_handle, ..ReregMr::default() };
     assert_eq!(client.write(&base).unwrap_err(), Errno::EINVAL, "no flag is set");
-    let flags = ReregMrFlags::from_bits_retain(8);
-    assert_eq!(client.write(&ReregMr { flags, ..base }).unwrap_err(), Errno::EOPNOTSUPP);
-    let flags = ReregMrFlags::from_bits_retain(2);
+    let unknown = ReregMrFlags::from_bits_retain(1 << 3);
+    assert_eq!(client.write(&ReregMr { flags: unknown, ..base }).unwrap_err(), Errno::EOPNOTSUPP);
+    let flags = ReregMrFlags::CHANGE_PD;
     client.write(&ReregMr { flags, pd_handle: second, ..base }).unwrap();
     assert_eq!(client.write(&DeallocPd { pd_handle: first }), Ok(()), "the region has moved on");
     assert_eq!(client.write(&DeallocPd { pd_handle: second }), Err(Errno::EBUSY));
-    let flags = ReregMrFlags::from_bits_retain(5);
+    let flags = ReregMrFlags::CHANGE_TRANSLATION | ReregMrFlags::CHANGE_ACCESS;
     let moved = ReregMr {
         flags,
         start: memory.at(4096),

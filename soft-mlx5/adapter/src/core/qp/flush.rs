@@ -29,6 +29,7 @@ impl Qp {
         env.complete(self.params.send_cq, Completion { inline, ..Completion::new(cqe, opcode) })
     }
 
+    /// Writes the error CQE of a send WQE; `false` if the CQ is in error.
     fn complete_send_with_error(&self, env: &mut Env, wqe: &SendWqe, failure: Failure) -> bool {
         if let Some(offload) = wqe.offload {
             return self.cancel_offload(env, offload);
@@ -42,7 +43,7 @@ impl Qp {
         env.complete(self.params.send_cq, Completion::new(cqe, CqeOpcode::REQUESTER_ERROR))
     }
 
-    /// Writes an error CQE of a receive WQE.
+    /// Writes the error CQE of a receive WQE; `false` if the CQ is in error.
     pub(super) fn complete_receive_with_error(
         &self,
         env: &mut Env,
@@ -58,7 +59,8 @@ impl Qp {
         env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_ERROR))
     }
 
-    /// Writes an error CQE of a striding queue's WQE; `at` has its index and strides.
+    /// Writes the error CQE of a striding queue's WQE; `at` has its index and strides. `false` if
+    /// the CQ is in error.
     pub(super) fn complete_strides_with_error(
         &self,
         env: &mut Env,
@@ -73,7 +75,7 @@ impl Qp {
         env.complete(cqn, Completion::new(cqe, CqeOpcode::RESPONDER_ERROR))
     }
 
-    /// Version 0 CQEs of a send queue have no SRQ number.
+    /// In CQE version 0 this field is an SRQ number, and a send queue has none: 0.
     fn send_user_index(&self) -> u32 {
         if self.params.cqe_version_1 { self.params.user_index } else { 0 }
     }
@@ -131,7 +133,8 @@ impl Qp {
         }
     }
 
-    /// Reports that a QP with an SRQ takes no more receives from it (`ibv_get_async_event(3)`).
+    /// Reports that a QP with an SRQ takes no more receives from it (`ibv_get_async_event(3)`). XRC
+    /// and DC targets do not report it here; whether an adapter's do is unconfirmed.
     fn last_wqe_reached(&mut self, env: &mut Env, was_reset: bool) {
         let shared = matches!(self.params.receive, ReceiveSource::Srq(_))
             && !matches!(self.params.qp_type, QpType::XrcTarget | QpType::DcTarget);
