@@ -153,7 +153,7 @@ impl TagEvent {
     }
 
     /// Whether software has to go on with a rendezvous, or its data will not come.
-    pub const fn leaves_rendezvous(self) -> bool {
+    pub const fn is_rendezvous_incomplete(self) -> bool {
         matches!(
             self,
             Self::CONSUMED_SOFTWARE_RENDEZVOUS

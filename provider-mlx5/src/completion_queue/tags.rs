@@ -91,7 +91,7 @@ impl CompletionQueue {
         let matched = srq.with_tags(|list| list.complete(event, entry)).flatten();
         let Some(matched) = matched else { return Told::NotOutstanding };
         let status = match self.deliver_matched(cqe, op_own, matched.buffer) {
-            Status::Success if event.leaves_rendezvous() => Status::RendezvousIncomplete,
+            Status::Success if event.is_rendezvous_incomplete() => Status::RendezvousIncomplete,
             status => status,
         };
         Told::Done(matched.wr_id, status)
