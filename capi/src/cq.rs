@@ -143,7 +143,7 @@ impl Cq {
 }
 
 /// The attributes of a completion queue to create.
-struct Wanted {
+struct CqRequest {
     cqe: u32,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
@@ -181,7 +181,7 @@ pub(crate) fn is_wide_by_default() -> Option<bool> {
 ///
 /// # Safety
 /// Its context, channel and domain are a program's.
-unsafe fn create(context: *mut ibv_context, wanted: &Wanted) -> *mut Cq {
+unsafe fn create(context: *mut ibv_context, wanted: &CqRequest) -> *mut Cq {
     if wanted.cqe == 0 || wanted.cqe > MOST {
         return null(libc::EINVAL);
     }
@@ -228,7 +228,7 @@ fn enlist(context: &Context, queue: &Cq) {
     }
 }
 
-fn object(context: *mut ibv_context, wanted: &Wanted, queue: CompletionQueue) -> Box<Cq> {
+fn object(context: *mut ibv_context, wanted: &CqRequest, queue: CompletionQueue) -> Box<Cq> {
     let handle = queue.handle().clone();
     // SAFETY: null, or the caller's parent domain.
     let domain = (!wanted.domain.is_null()).then(|| unsafe { Pd::of(wanted.domain) }.users.clone());
@@ -293,7 +293,7 @@ pub(crate) unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     let Some(wide) = is_wide_by_default() else { return null(libc::EINVAL) };
-    let wanted = Wanted {
+    let wanted = CqRequest {
         cqe: cqe.max(0) as u32,
         cq_context,
         channel,
@@ -348,7 +348,7 @@ pub(crate) unsafe fn create_cq_of_mlx5(
         return null(libc::EINVAL);
     }
     let of_one = parent.is_some_and(Pd::is_of_one_thread);
-    let wanted = Wanted {
+    let wanted = CqRequest {
         cqe: attributes.cqe,
         cq_context: attributes.cq_context,
         channel: attributes.channel,
