@@ -113,14 +113,14 @@ impl FreeList {
     }
 
     /// Closes the fast path. The next post takes the slow path, which recomputes the limit.
-    pub(crate) fn post_slowly(&self) {
+    pub(crate) fn close_fast_path(&self) {
         self.limit().swap(CLOSED, Ordering::AcqRel);
     }
 
     /// How many entries the device may have from now on, if that is fewer than there are.
     pub(crate) fn set_granted(&self, entries: u32) {
         self.granted.store(entries.min(self.mask()), Ordering::Relaxed);
-        self.post_slowly();
+        self.close_fast_path();
     }
 
     /// Whether the device may have all entries but the head, so that the ring itself is the bound.

@@ -199,7 +199,7 @@ impl QueueState {
     /// Records that the device reported an error of this SRQ: later posts fail.
     pub(crate) fn fail_shared_receives(&self) {
         self.set_state(QpState::Err);
-        self.free_list().inspect(|free| free.post_slowly());
+        self.free_list().inspect(|free| free.close_fast_path());
     }
 
     /// Sets how many receives of an SRQ may be outstanding, if that is fewer than its ring holds.

@@ -177,7 +177,7 @@ impl SharedRecvQueue {
         // The causes that send posts to the slow path were recorded before the limit was lowered,
         // and this raises the limit first. So a cause that is missed here lowers the limit again.
         if self.state().state() == QpState::Err || !self.free().grants_all() {
-            self.free().post_slowly();
+            self.free().close_fast_path();
         }
         while let Some(unused) = self.free().take_unused() {
             self.free().release(unused);
