@@ -61,7 +61,7 @@ both!(
 
 fn an_idle_peer_is_a_reset(own: &Own, end: &impl End) {
     at_both_ends(own, end, "idle", |mut peer, mut stream| {
-        peer.is_ready();
+        peer.wait_until_ready();
         thread::scope(|scope| {
             let reading = scope.spawn(|| end.read(&mut stream, &mut [0; 8]));
             peer.kill();
@@ -93,7 +93,7 @@ fn what_a_peer_wrote_is_read_before_the_reset(own: &Own, end: &impl End) {
         // The peer's device may have the bytes still; the ones that arrived count.
         let mut first = [0; 1];
         assert_eq!(end.read(&mut stream, &mut first).unwrap(), 1);
-        peer.is_ready();
+        peer.wait_until_ready();
         peer.kill();
         let (rest, ended) = end.read_all(&mut stream);
         is_reset(ended);
@@ -104,7 +104,7 @@ fn what_a_peer_wrote_is_read_before_the_reset(own: &Own, end: &impl End) {
 
 fn a_writer_that_waits_for_the_peer_gets_the_reset(own: &Own, end: &impl End) {
     at_both_ends(own, end, "deaf", |mut peer, mut stream| {
-        peer.is_ready();
+        peer.wait_until_ready();
         // As many bytes as the peer's ring has.
         end.write_all(&mut stream, &[7; 128 << 10]);
         thread::scope(|scope| {
@@ -122,7 +122,7 @@ fn a_writer_that_waits_for_the_peer_gets_the_reset(own: &Own, end: &impl End) {
 fn a_peer_that_has_the_end_and_sends_none_is_a_reset(own: &Own, end: &impl End) {
     at_both_ends(own, end, "heard_the_end", |mut peer, mut stream| {
         end.finish(&mut stream).unwrap();
-        peer.is_ready();
+        peer.wait_until_ready();
         peer.kill();
         is_reset(end.read(&mut stream, &mut [0; 8]));
         let error = end.write(&mut stream, b"x").unwrap_err();
@@ -136,7 +136,7 @@ fn a_peer_that_ended_its_data_is_an_end(own: &Own, end: &impl End) {
     at_both_ends(own, end, "ended", |mut peer, mut stream| {
         let (text, ended) = end.read_all(&mut stream);
         assert_eq!((text, ended.is_ok()), (pattern(0, 1000), true));
-        peer.is_ready();
+        peer.wait_until_ready();
         peer.kill();
         assert_eq!(end.read(&mut stream, &mut [0; 8]).unwrap(), 0);
         let error = cannot_write(end, &mut stream);
@@ -150,7 +150,7 @@ fn a_peer_that_ended_its_data_is_an_end(own: &Own, end: &impl End) {
 /// What was not read when the peer closed is read after it is killed.
 fn a_peer_that_closed_is_an_end(own: &Own, end: &impl End) {
     at_both_ends(own, end, "closed", |mut peer, mut stream| {
-        peer.is_ready();
+        peer.wait_until_ready();
         peer.kill();
         let (text, ended) = end.read_all(&mut stream);
         assert_eq!((text, ended.is_ok()), (pattern(0, 1000), true));
@@ -163,7 +163,7 @@ fn a_peer_that_closed_is_an_end(own: &Own, end: &impl End) {
 /// The peer is stopped, so its device does not confirm the last bytes.
 fn closing_does_not_wait_for_a_killed_peer(own: &Own, end: &impl End) {
     at_both_ends(own, end, "idle", |mut peer, mut stream| {
-        peer.is_ready();
+        peer.wait_until_ready();
         peer.stop();
         end.write_all(&mut stream, &[7; 1000]);
         thread::scope(|scope| {

@@ -197,11 +197,12 @@ impl Peer {
         found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
     }
 
-    pub(crate) fn is_ready(&mut self) {
+    /// Waits until the process has reached its stage.
+    pub(crate) fn wait_until_ready(&mut self) {
         self.after("ready");
     }
 
-    /// Returns when all of its threads stand still.
+    /// Stops the process (SIGSTOP), and returns when all of its threads have stopped.
     pub(crate) fn stop(&self) {
         let peer = Pid::from_raw(self.child.id() as i32);
         kill(peer, Signal::SIGSTOP).unwrap();

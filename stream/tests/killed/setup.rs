@@ -105,7 +105,7 @@ fn a_server_that_has_the_request_refuses(own: &Own, end: &impl End) {
         let (mut peer, to) = Peer::serving("asked");
         let error = thread::scope(|scope| {
             let client = scope.spawn(|| end.connect(&own.config(), to).err().unwrap());
-            peer.is_ready();
+            peer.wait_until_ready();
             peer.kill();
             client.join().unwrap()
         });
@@ -118,7 +118,7 @@ fn a_server_that_takes_no_note_of_the_confirmation_is_a_reset(own: &Own, end: &i
     own.keeps_nothing(|| {
         let (mut peer, to) = Peer::serving("accepted");
         let mut stream = end.connect(&own.config(), to).unwrap();
-        peer.is_ready();
+        peer.wait_until_ready();
         peer.kill();
         let error = end.read(&mut stream, &mut [0; 8]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
@@ -135,7 +135,7 @@ fn a_client_that_ends_before_it_confirms_keeps_no_place(own: &Own, end: &impl En
             let to = end.address(&listener);
             let comes_and_goes = || {
                 let mut peer = Peer::connecting(stage, to);
-                peer.is_ready();
+                peer.wait_until_ready();
                 peer.kill();
             };
             if is_taken {
