@@ -28,8 +28,8 @@ impl Many {
         let cq = maker.completion_queue(STANDARD)?.cast();
         let pair = |_| {
             let capacities = [GROUP as u32, 4, 1, 1, 8];
-            // Writes.
-            let request = QpRequest { kind: RC, cq, srq: null_mut(), capacities, operations: 1 };
+            // IBV_QP_EX_WITH_RDMA_WRITE.
+            let request = QpRequest { qp_type: RC, cq, srq: null_mut(), capacities, operations: 1 };
             // SAFETY: the completion queue that was just made.
             unsafe { maker.queue_pair(request) }
         };

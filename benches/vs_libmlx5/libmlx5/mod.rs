@@ -71,7 +71,7 @@ impl Libmlx5Queues {
         let (srq, srq_direct) = maker.shared_queue(511)?;
         // Writes and sends.
         let small = |cq| QpRequest {
-            kind: RC,
+            qp_type: RC,
             cq,
             srq: null_mut(),
             capacities: [512, 512, 1, 1, 64],
@@ -84,7 +84,7 @@ impl Libmlx5Queues {
         let capacities = [1024, 512, 16, 4, 220];
         let (wide, wide_numbers) = make(QpRequest { capacities, operations: 127, ..small(cq) })?;
         let (lazy, lazy_numbers) = make(small(cq_ex.cast()))?;
-        let (ud, ud_numbers) = make(QpRequest { kind: UD, operations: 0, ..small(cq) })?;
+        let (ud, ud_numbers) = make(QpRequest { qp_type: UD, operations: 0, ..small(cq) })?;
         let capacities = [512, 0, 1, 0, 64];
         let (_, srq_numbers) = make(QpRequest { srq, capacities, ..small(cq) })?;
         Ok(Self {

@@ -15,7 +15,8 @@ const INSTALL: &str = "Debian: apt install ibverbs-providers";
 const INFINIBAND_PORT: u8 = 1;
 pub(super) const RC: u32 = 2;
 pub(super) const UD: u32 = 4;
-const LOCAL_KEY_RIGHTS: c_int = 0xf;
+/// IBV_ACCESS_LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC.
+const ALL_RIGHTS: c_int = 0xf;
 /// `IBV_WC_STANDARD_FLAGS`.
 pub(super) const STANDARD: u64 = 127;
 
@@ -28,7 +29,7 @@ pub(super) struct Maker {
 
 /// The attributes in which queue pairs differ.
 pub(super) struct QpRequest {
-    pub(super) kind: u32,
+    pub(super) qp_type: u32,
     pub(super) cq: *mut Cq,
     pub(super) srq: *mut Srq,
     /// Send requests, receives, send SGEs, receive SGEs, inline bytes.
@@ -68,7 +69,7 @@ impl Maker {
         // SAFETY: libibverbs' contract; the domain was checked.
         let srq = unsafe { (functions.create_srq)(self.domain.cast(), &mut attr) };
         let srq = made(srq, "ibv_create_srq")?;
-        // SAFETY: its kind, field and struct.
+        // SAFETY: an SRQ, with the object kind and the struct field of SRQs.
         let direct = unsafe { self.libmlx5.direct(srq, DIRECT_SRQ, |objects| &mut objects.srq)? };
         Ok((srq, direct))
     }
@@ -81,14 +82,14 @@ impl Maker {
         &self,
         request: QpRequest,
     ) -> Result<(*mut Qp, QpNumbers), String> {
-        let QpRequest { kind, cq, srq, capacities, operations } = request;
+        let QpRequest { qp_type, cq, srq, capacities, operations } = request;
         let mut attr = QpAttrEx {
             user: null_mut(),
             send_cq: cq,
             recv_cq: cq,
             srq,
             capacities,
-            kind,
+            kind: qp_type,
             signal_all: 0,
             // A protection domain, and the operations of `ibv_wr_*`.
             mask: if operations == 0 { 1 } else { 1 | 64 },
@@ -105,7 +106,7 @@ impl Maker {
         let qp = made(qp, "ibv_create_qp_ex")?;
         // SAFETY: a queue pair that was checked.
         let number = unsafe {
-            to_rts(self.libmlx5, qp, kind)?;
+            to_rts(self.libmlx5, qp, qp_type)?;
             (*qp).number
         };
         Ok((qp, halted::numbers_of(&self.libmlx5.device, number)))
@@ -116,7 +117,7 @@ impl Maker {
         let data = crate::fixture::leak(bytes).as_ptr();
         let register = self.libmlx5.functions.reg_mr;
         // SAFETY: libibverbs' contract; the buffer stays until the program ends.
-        let region = unsafe { register(self.libmlx5.pd, data.cast(), bytes, LOCAL_KEY_RIGHTS) };
+        let region = unsafe { register(self.libmlx5.pd, data.cast(), bytes, ALL_RIGHTS) };
         let region = made(region, "ibv_reg_mr")?;
         // SAFETY: a region that was checked.
         Ok((data, unsafe { (*region).lkey }))
@@ -137,7 +138,7 @@ fn path() -> AhAttr {
 
 /// # Safety
 /// `qp` is a QP of libibverbs.
-unsafe fn to_rts(libmlx5: &Libmlx5, qp: *mut Qp, kind: u32) -> Result<(), String> {
+unsafe fn to_rts(libmlx5: &Libmlx5, qp: *mut Qp, qp_type: u32) -> Result<(), String> {
     let base = || QpAttr {
         mtu: 5,
         qkey: 0x1111_1111,
@@ -155,7 +156,7 @@ unsafe fn to_rts(libmlx5: &Libmlx5, qp: *mut Qp, kind: u32) -> Result<(), String
         ..QpAttr::default()
     };
     // INIT, RTR, RTS, with what each demands (ibv_modify_qp(3)).
-    let masks = match kind {
+    let masks = match qp_type {
         UD => [1 | 16 | 32 | 64, 1, 1 | 65536],
         _ => {
             let rtr = 1 | 128 | 256 | 4096 | 32768 | 131_072 | 1_048_576;

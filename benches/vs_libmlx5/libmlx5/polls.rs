@@ -59,7 +59,7 @@ impl Polls {
         let (srq, srq_direct) = maker.shared_queue(SRQ_ENTRIES - 1)?;
         let make = |srq: *mut Srq, [sends, receives]: [u32; 2]| {
             let capacities = [sends, receives, 1, receives.min(1), 0];
-            let request = QpRequest { kind: RC, cq: cq.cast(), srq, capacities, operations: 0 };
+            let request = QpRequest { qp_type: RC, cq: cq.cast(), srq, capacities, operations: 0 };
             // SAFETY: the queues that were just made.
             unsafe { maker.queue_pair(request) }
         };
