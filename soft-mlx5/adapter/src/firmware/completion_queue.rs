@@ -31,13 +31,13 @@ const STATE_SOLICITED_ARMED: u64 = 0x6;
 const STATE_ARMED: u64 = 0x9;
 const STATE_FIRED: u64 = 0xa;
 
-/// The ring, at the same place in CREATE_CQ and MODIFY_CQ.
+/// Where inputs have the ring, the same in CREATE_CQ and MODIFY_CQ.
 const RING: Place = Place {
     valid: create_cq_in::CQ_UMEM_VALID,
     id: create_cq_in::CQ_UMEM_ID,
     offset: create_cq_in::CQ_UMEM_OFFSET,
 };
-/// The doorbell record.
+/// Where the input has the doorbell record.
 pub const RECORD: Place =
     Place { valid: cqc::DBR_UMEM_VALID, id: cqc::DBR_UMEM_ID, offset: cqc::DBR_ADDR }.at(CONTEXT);
 
@@ -87,8 +87,8 @@ fn compression(context: &[u8]) -> Result<Option<MiniCqeFormat>, Refusal> {
 /// CREATE_CQ.
 pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let context = command.structure(CONTEXT);
-    let vector = cqc::C_EQN_OR_APU_ELEMENT.get32(context);
-    firmware.front.check_event_queue(vector)?;
+    let eqn = cqc::C_EQN_OR_APU_ELEMENT.get32(context);
+    firmware.front.check_event_queue(eqn)?;
     let compression = compression(context)?;
     firmware.front.check_uar(cqc::UAR_PAGE.get32(context))?;
     let params = CqParams {
@@ -104,7 +104,7 @@ pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
     if let Some(format) = compression {
         firmware.core.compress(cqn, format)?;
     }
-    firmware.objects.completion_vectors.insert(cqn.0, vector);
+    firmware.objects.event_queues.insert(cqn.0, eqn);
     firmware.created(command, cqn.object(), &[&RING, &RECORD]);
     command.reply.set_number(cqn.0);
     Ok(())
@@ -113,7 +113,7 @@ pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
 /// DESTROY_CQ.
 pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     firmware.core.destroy_cq(Cqn(command.number()))?;
-    firmware.objects.completion_vectors.remove(&command.number());
+    firmware.objects.event_queues.remove(&command.number());
     firmware.objects.release(Cqn(command.number()).object());
     Ok(())
 }
@@ -127,7 +127,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
         Some(Armed::Any) => STATE_ARMED,
         None => STATE_FIRED,
     };
-    let vector = firmware.objects.completion_vectors.get(&cqn).copied().unwrap_or_default();
+    let eqn = firmware.objects.event_queues.get(&cqn).copied().unwrap_or_default();
     let values = [
         (cqc::STATUS, if info.in_error { STATUS_OVERFLOW } else { 0 }),
         (cqc::CQE_SZ, u64::from(info.ring.cqe_size == CqeSize::B128)),
@@ -136,7 +136,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
         (cqc::LOG_CQ_SIZE, u64::from(info.ring.log_entries)),
         (cqc::CQ_PERIOD, u64::from(info.moderation.period)),
         (cqc::CQ_MAX_COUNT, u64::from(info.moderation.count)),
-        (cqc::C_EQN_OR_APU_ELEMENT, u64::from(vector)),
+        (cqc::C_EQN_OR_APU_ELEMENT, u64::from(eqn)),
         (cqc::CONSUMER_COUNTER, u64::from(info.consumer_index)),
         (cqc::PRODUCER_COUNTER, u64::from(info.producer_index)),
     ];

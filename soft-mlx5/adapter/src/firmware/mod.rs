@@ -99,7 +99,7 @@ pub struct Objects {
     /// Used for protection domain 0, that of the driver's own queues.
     privileged_pd: Pdn,
     /// Event queue of each CQ.
-    completion_vectors: BTreeMap<u32, u32>,
+    event_queues: BTreeMap<u32, u32>,
     services: BTreeMap<u32, Service>,
     transport_domains: Numbers,
     user_contexts: Numbers,
@@ -128,7 +128,7 @@ impl Objects {
     pub fn new(privileged_pd: Pdn) -> Self {
         Self {
             privileged_pd,
-            completion_vectors: BTreeMap::new(),
+            event_queues: BTreeMap::new(),
             services: BTreeMap::new(),
             transport_domains: Numbers::new("transport domain", 1..1 << 16),
             user_contexts: Numbers::new("user context", 1..SHARED),
@@ -149,12 +149,12 @@ impl Objects {
 
     /// The event queue that a CQ reports to, if a command created the CQ.
     pub fn event_queue_of(&self, cqn: u32) -> Option<u32> {
-        self.completion_vectors.get(&cqn).copied()
+        self.event_queues.get(&cqn).copied()
     }
 
     /// Whether a CQ reports to this event queue.
     pub fn uses_event_queue(&self, number: u32) -> bool {
-        self.completion_vectors.values().any(|used| *used == number)
+        self.event_queues.values().any(|used| *used == number)
     }
 
     /// Whether a QP is the kernel's own.
