@@ -105,7 +105,7 @@ impl<'a, U> Session<'a, U> {
 
     fn is_over(&self) -> Outcome<bool> {
         let full = self.arguments.count.is_some_and(|count| self.frames >= count);
-        Ok(full || self.left().is_some_and(|left| left.is_zero()) || self.stop.is_asked()?)
+        Ok(full || self.left().is_some_and(|left| left.is_zero()) || self.stop.is_requested()?)
     }
 
     /// Time until the end that was asked for.

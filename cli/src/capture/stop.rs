@@ -1,4 +1,5 @@
-//! Signals that end a capture. They are read as data, so that the files can be completed first.
+//! Signals that end a capture or a replay. They are read as data, so that a capture can complete its
+//! files, and a replay can report, first.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -23,7 +24,7 @@ impl Stop {
     }
 
     /// Whether a signal has arrived.
-    pub(crate) fn is_asked(&self) -> Outcome<bool> {
+    pub(crate) fn is_requested(&self) -> Outcome<bool> {
         let signal = self.signals.read_signal().context(|| "cannot wait for signals".to_owned())?;
         Ok(signal.is_some())
     }

@@ -71,7 +71,7 @@ impl Session<'_> {
     fn send_all(&mut self, frames: Frames) -> Outcome<bool> {
         self.pace.restart();
         // A recording may have no frames.
-        if self.stop.is_asked()? {
+        if self.stop.is_requested()? {
             return Ok(true);
         }
         for frame in frames {
@@ -94,7 +94,7 @@ impl Session<'_> {
         }
         let due = self.pace.due(frame.time);
         while !self.pace.is_reached(due) {
-            if self.stop.is_asked()? {
+            if self.stop.is_requested()? {
                 return Ok(false);
             }
             self.sender.idle()?;
@@ -108,7 +108,7 @@ impl Session<'_> {
 
     /// Checks for a signal at every 256th frame.
     fn goes_on(&self, frames: u64) -> Outcome<bool> {
-        Ok(!frames.is_multiple_of(256) || !self.stop.is_asked()?)
+        Ok(!frames.is_multiple_of(256) || !self.stop.is_requested()?)
     }
 
     fn report(&self, chosen: &Chosen, stopped: bool) -> Report {
