@@ -93,7 +93,7 @@ impl Qp {
         self.requester.give_back(wqe);
         let unreliable = matches!(self.transport(), Transport::Uc | Transport::Ud);
         if !completed {
-            self.fatal(env);
+            self.fail_fatally(env);
         } else if unreliable && self.state == QpState::ReadyToSend {
             // Only the send queue stops (specification 10.3.1.6).
             self.state = QpState::SendQueueError;
@@ -104,7 +104,7 @@ impl Qp {
     }
 
     /// Moves the QP to error after a failure that no completion can report.
-    pub(super) fn fatal(&mut self, env: &mut Env) {
+    pub(super) fn fail_fatally(&mut self, env: &mut Env) {
         if self.state != QpState::Error {
             self.enter_error(env);
             env.raise(AsyncKind::QpFatal, EventObject::Qp(self.number));

@@ -168,7 +168,7 @@ impl Qp {
         };
         self.responder.spare = Some(wqe);
         if !completed {
-            self.fatal(env);
+            self.fail_fatally(env);
         }
         completed && stored.is_ok()
     }
@@ -199,7 +199,7 @@ impl Qp {
         let completed = self.complete_frame(env, strides.wqe(), at, arrived);
         self.use_strides(strides);
         if !completed {
-            self.fatal(env);
+            self.fail_fatally(env);
         }
         completed
     }

@@ -536,7 +536,7 @@ impl Qp {
         };
         self.requester.give_back(wqe);
         if !completed {
-            self.fatal(env);
+            self.fail_fatally(env);
         }
     }
 

@@ -149,7 +149,7 @@ impl Qp {
         };
         self.responder.spare = Some(open.wqe);
         if !completed {
-            self.fatal(env);
+            self.fail_fatally(env);
         }
         completed
     }

@@ -106,7 +106,7 @@ impl Qp {
             }
         };
         if !completed {
-            self.fatal(env);
+            self.fail_fatally(env);
         }
     }
 }
