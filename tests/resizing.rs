@@ -14,7 +14,7 @@ use uverbs::qp_type::Rc;
 use uverbs::{CompletionChannel, ErrorKind, PollError, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// Entries, alternating. The fewest are enough for all that is posted at a time.
+/// Capacities for resizes, growing and shrinking. The smallest holds all that is in flight.
 const SIZES: [u32; 5] = [64, 500, 100, 2000, 70];
 
 fn nop(qp: &mut raw::QueuePair<Rc>, wr_id: u64) -> Result<(), PostError> {
@@ -23,7 +23,7 @@ fn nop(qp: &mut raw::QueuePair<Rc>, wr_id: u64) -> Result<(), PostError> {
 }
 
 /// Waits for the event of the queue and acknowledges it.
-fn event(setup: &Setup, channel: &CompletionChannel) {
+fn take_event(setup: &Setup, channel: &CompletionChannel) {
     let start = Instant::now();
     loop {
         match channel.try_get_event() {
@@ -45,13 +45,13 @@ fn a_queue_stays_armed() {
         setup.cq.arm();
         setup.cq.resize(entries).unwrap();
         nop(&mut a, wr_id).unwrap();
-        event(&setup, &channel);
+        take_event(&setup, &channel);
         assert_eq!(success(&mut setup.cq).wr_id, wr_id);
         // Armed between the resize and the first poll of the new ring.
         setup.cq.resize(entries + 1000).unwrap();
         setup.cq.arm();
         nop(&mut a, wr_id).unwrap();
-        event(&setup, &channel);
+        take_event(&setup, &channel);
         assert_eq!(success(&mut setup.cq).wr_id, wr_id);
         assert_eq!(setup.cq.poll().map(drop), Err(PollError::Empty));
     }
@@ -91,7 +91,7 @@ fn completions_of_a_thread_that_posts_meanwhile_arrive_in_order() {
                 Err(error) => assert_eq!(error, PollError::Empty),
             }
             if next % 50 == 7 {
-                // Otherwise the last one is not polled through yet.
+                // `resize` fails until the completions of the previous resize are polled.
                 resized += u32::from(setup.cq.resize(*sizes.next().unwrap()).is_ok());
             }
             setup.context.poll_idle();
@@ -120,8 +120,8 @@ fn sessions_that_are_not_polled_yet_stay() {
     let mut sends = setup.cq;
     let mut next = 0;
     for (round, entries) in (0..20).zip(SIZES.iter().cycle()) {
-        // Some are polled before the resize, in the middle of a session.
-        // With one doorbell, so that the device holds completions back.
+        // One doorbell, so that the device gathers completions into compressed sessions. Some are
+        // polled before the resize, so that it happens inside a session.
         let mut batch = a.batch().unwrap();
         for wr_id in next..next + 40 {
             // SAFETY: no memory is named.
