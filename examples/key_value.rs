@@ -32,7 +32,7 @@ fn main() -> Outcome<()> {
     let device = words.next().unwrap_or_else(|| "soft".into());
     let clients = words.next().unwrap_or_else(|| "8".into());
     let clients: u64 =
-        clients.parse().map_err(|_| format!("CLIENTS is a number, and {clients} is none"))?;
+        clients.parse().map_err(|_| format!("CLIENTS must be a number, not {clients}"))?;
     if !(1..=32).contains(&clients) {
         return Err(format!("{clients} clients: the table holds the keys of 1 to 32").into());
     }
@@ -50,7 +50,7 @@ fn main() -> Outcome<()> {
         client.join().map_err(|_| "a client panicked")??;
     }
     let (keys, visits) = server.count()?;
-    println!("{clients} clients brought {keys} keys and visited them {visits} times");
+    println!("{clients} clients inserted {keys} keys and visited them {visits} times");
     assert_eq!((keys, visits), (clients * KEYS_EACH, clients * KEYS_EACH));
     Ok(())
 }
@@ -66,13 +66,13 @@ fn use_table(mut client: Client, number: u64) -> Outcome<()> {
             return Err(format!("key {key} has another value").into());
         }
         if client.look_up(key + 1_000_000)?.is_some() {
-            return Err("found what no client inserted".into());
+            return Err("found a key that no client inserted".into());
         }
     }
-    // What the region does not grant is refused by the server's device.
+    // This READ is beyond the region, so the server's device refuses it.
     match client.read(ENTRIES) {
         Err(error) if error.to_string().contains("RemoteAccess") => Ok(()),
-        _ => Err("read beyond the table".into()),
+        _ => Err("a READ beyond the table did not fail with RemoteAccess".into()),
     }
 }
 
@@ -157,8 +157,9 @@ impl Client {
             self.qp.post_atomic(claim, self.slot()?, SIGNALED)?;
             let before = self.wait()?.ok_or("an atomic has a slot")?;
             if number(&before, 0) == 0 {
-                // A connection keeps the order of writes: a client that sees the key sees the
-                // value.
+                // WRITEs of one connection are executed in order, so the key is stored after the
+                // value. A READ may still fetch the value before the key: a robust table reads the
+                // value after the key.
                 let (words, unsignaled) = ([(8, value), (0, key)], PostFlags::empty());
                 for ((at, word), flags) in words.into_iter().zip([unsignaled, SIGNALED]) {
                     let target = op::Write(self.word(entry, at));

@@ -23,7 +23,7 @@ fn run(name: &str) -> String {
 fn every_example_prints_its_result() {
     assert!(run("echo").contains("1000 messages went there and back on soft0"));
     let table = run("key_value");
-    assert!(table.contains("8 clients brought 128 keys and visited them 128 times"), "{table}");
+    assert!(table.contains("8 clients inserted 128 keys and visited them 128 times"), "{table}");
     assert!(run("event_loop").contains("100 messages arrived"));
     let chat = run("chat");
     assert_eq!(chat.matches("heard by 3").count(), 4, "{chat}");
@@ -108,6 +108,6 @@ fn every_example_reports_wrong_arguments() {
     let text = error_of("key_value", &["soft", "33"]);
     assert!(text.contains("33 clients: the table holds the keys of 1 to 32"), "{text}");
     let text = error_of("key_value", &["soft", "many"]);
-    assert!(text.contains("CLIENTS is a number, and many is none"), "{text}");
+    assert!(text.contains("CLIENTS must be a number, not many"), "{text}");
     assert!(error_of("replay", &["Cargo.toml"]).contains("Cargo.toml: read_recording"));
 }
