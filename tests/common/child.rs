@@ -12,9 +12,9 @@ const PATIENCE: u32 = 60;
 pub(crate) enum Outcome {
     /// It ran to its end.
     Well,
-    /// It panicked, and printed why.
+    /// It panicked, or a signal other than SIGALRM ended it.
     Panicked,
-    /// It did not end in time, and was killed.
+    /// It did not end in time, and SIGALRM ended it.
     Hung,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn in_child_without_system_calls<T>(
     })
 }
 
-/// Ends this process after so many seconds: for a process for whose words or end another waits.
+/// Kills this process after `seconds`, for processes whose output or end another one waits for.
 pub(crate) fn end_after(seconds: u32) {
     // SAFETY: no memory is involved; the signal ends the process.
     unsafe { libc::alarm(seconds) };

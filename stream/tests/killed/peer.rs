@@ -22,7 +22,7 @@ const PEER: &str = "UVERBS_STREAM_PEER";
 /// Bound on a wait that must end; only a defect reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A message that offers a ring of 64 KiB.
+/// The private data of a handshake (`handshake::Offer`): version 1, 128 receives, a 64 KiB ring.
 const OFFER: [u8; 24] =
     [b'u', b'v', b's', b't', 0, 1, 0, 128, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -35,7 +35,7 @@ pub(crate) fn pattern(from: usize, count: usize) -> Vec<u8> {
 #[ignore = "the other process of the tests"]
 fn peer() {
     let Ok(role) = std::env::var(PEER) else { return };
-    // Its parent waits for what it says.
+    // The parent waits for this process's output without a bound of its own.
     nix::unistd::alarm::set(300);
     let context = uverbs::device("soft").unwrap().open().unwrap();
     match role.split(' ').collect::<Vec<_>>()[..] {
@@ -45,7 +45,7 @@ fn peer() {
     }
 }
 
-/// Says that the stage is reached, and returns when the parent has ended.
+/// Prints that the stage is reached, and returns when the parent has ended.
 fn wait_to_be_killed() {
     println!("\nready");
     let _ = std::io::stdin().read_line(&mut String::new());
