@@ -11,10 +11,10 @@
 //! | `--json` | one object per line |
 //! | `--chart` | also draws docs/software-device-*.svg |
 //! | `--quick` | few messages, to see whether it runs |
-//! | `--only Rate Poll 65536 processes` | the cases of these words, for a profiler |
+//! | `--only Rate Poll 65536 processes` | only cases whose names have all these words; no chart |
 //! | `--busy 8` | round trips per second beside eight busy loops |
 //!
-//! Both transports take turns in each run, so that other load of the machine affects both. A
+//! Runs alternate between the two transports, so that other load of the machine affects both. A
 //! message is one request with its own doorbell over RDMA and one `write` over TCP; it has arrived
 //! when the other program has it. A program waits by polling, where it yields between two polls, or
 //! by sleeping in `read` or on a completion channel.
@@ -60,12 +60,12 @@ impl Effort {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    if let [flag, port] = &args[..] {
+    if let [flag, number] = &args[..] {
         if flag == "--partner" {
-            return partner::run(port.parse().expect("a port"));
+            return partner::run(number.parse().expect("a port"));
         }
         if flag == "--spin" {
-            return crowd::spin(port.parse().expect("a process"));
+            return crowd::spin(number.parse().expect("a process id"));
         }
     }
     let only = args.iter().position(|arg| arg == "--only");
@@ -83,7 +83,7 @@ fn main() {
     let options = ["--json", "--chart", "--quick"];
     if let Some(unknown) = args.iter().find(|arg| !options.contains(&arg.as_str())) {
         eprintln!(
-            "unknown argument {unknown}; there are {}, and --only with words",
+            "unknown argument {unknown}; there are {}, --only WORD…, and --busy COUNT alone",
             options.join(", ")
         );
         std::process::exit(2);

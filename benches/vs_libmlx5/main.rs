@@ -2,19 +2,23 @@
 //! and the same run.
 //!
 //! ```text
-//! cargo bench --bench vs_libmlx5                  table: times, ratios, instructions
-//! cargo bench --bench vs_libmlx5 -- --json        one object per case
-//! cargo bench --bench vs_libmlx5 -- --grid        one object per point of the grid
-//! cargo bench --bench vs_libmlx5 -- --scale       posts and polls over many queue pairs
+//! cargo bench --features soft --bench vs_libmlx5 [-- OPTION]
 //! ```
+//!
+//! | option | what it prints |
+//! |---|---|
+//! | none | a table: times, ratios, instructions |
+//! | `--json` | one object per case |
+//! | `--grid` | one object per point of the grid |
+//! | `--scale` | posts and polls over many queue pairs |
 //!
 //! `cargo xtask figures FILE` reads libmlx5's figures from this output, and draws docs' charts.
 //!
 //! There is no device: queues and doorbell page are plain memory, and the benchmark writes the
-//! completions. The sides take turns in each run, so that other load of the machine affects both.
-//! Debian's libibverbs and libmlx5 are opened at run time if they are installed, in their fastest
-//! configuration (see `libmlx5`). `floor` is the cost of any doorbell here: storing one block, the
-//! doorbell record, two fences, and the BlueFlame copy.
+//! completions. Runs alternate between the two sides, so that other load of the machine affects
+//! both. Debian's libibverbs and libmlx5 are opened at run time if they are installed, in their
+//! fastest configuration (see `libmlx5`). `floor` is the cost of any doorbell here: storing one
+//! WQEBB, the doorbell record, two fences, and the BlueFlame copy.
 
 use std::path::{Path, PathBuf};
 

@@ -10,9 +10,11 @@ use crate::report::{Row, Square, Timing};
 use crate::safe::{self, Safe};
 use crate::{OPERATIONS, instructions};
 
+/// Timed runs of each side. One more run before them warms up.
 const RUNS: usize = 15;
+/// Batches of [`OPERATIONS`] operations in each run.
 const BATCHES: usize = 60;
-/// Runs for each point of the grid; the first one warms up.
+/// Runs for each point of the grid; the first one warms up and is not timed.
 const GRID_RUNS: usize = 6;
 
 /// One operation, and each side's way to do it.
