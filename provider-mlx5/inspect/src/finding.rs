@@ -1,4 +1,4 @@
-//! What is wrong with an entry, in words.
+//! What is wrong with a WQE or a CQE, in words.
 
 use core::fmt;
 
