@@ -38,7 +38,7 @@ const KNOWN_FIELDS: u64 = 0xfff;
 const WITH_TM_INFO: u64 = 1 << 10;
 /// `IBV_CQ_ATTR_MODERATE`.
 const MODERATE: u32 = 1;
-/// Most entries, as libmlx5 has it.
+/// Largest `cqe` that libmlx5 accepts. Rings here have at most 2^23 entries.
 const MOST: u32 = (1 << 24) - 1;
 
 /// A completion queue. Programs hold a pointer to it as `ibv_cq` or `ibv_cq_ex`; the first is a
@@ -177,7 +177,7 @@ pub(crate) fn is_wide_by_default() -> Option<bool> {
     }
 }
 
-/// Makes a completion queue.
+/// Makes a completion queue; null, with errno, if that fails.
 ///
 /// # Safety
 /// Its context, channel and domain are a program's.
@@ -320,7 +320,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     unsafe { create_cq_of_mlx5(context, attributes, wide, None) }
 }
 
-/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`, and compressed.
+/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`, and compressed as `compression` says.
 ///
 /// # Safety
 /// The caller's objects.

@@ -57,13 +57,13 @@ const UD: u32 = QpType::Ud as u32;
 const RAW: u32 = QpType::RawPacket as u32;
 const XRC_SEND: u32 = QpType::XrcSend as u32;
 const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
-/// `IBV_QPT_DRIVER`, which the library uses as the number of DC initiators.
+/// `IBV_QPT_DRIVER`. `QpType::DcInitiator` has the same number; in C, DC targets have it, too.
 const DRIVER: u32 = QpType::DcInitiator as u32;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 const TOEPLITZ: u8 = 1;
 
-/// The context value of queue pairs for which a field of the CQE reports good checksums. For other
-/// queue pairs that field has other data.
+/// User context of raw packet queue pairs and work queues: a field of their CQEs reports good
+/// checksums. In CQEs of other types that field has other data.
 pub(crate) const CHECKS_IP: u64 = 1;
 
 /// The additional attributes of `mlx5dv_create_qp`.
@@ -200,8 +200,8 @@ pub(crate) unsafe fn create_qp_of_mlx5(
     }
 }
 
-/// The operations of `ibv_wr_…` that queue pairs of a type have, as `mlx5_qp_fill_wr_pfns` of
-/// libmlx5 lists them.
+/// The operations of `ibv_wr_…` that libmlx5 accepts at creation (`mlx5_qp_fill_wr_pfns`). A type
+/// may lack one of them (UC: SEND with invalidate). Then `ibv_wr_complete` refuses it.
 fn operations_of(kind: u32) -> u64 {
     match kind {
         RC | XRC_SEND | DRIVER => OPS_KNOWN & !OPS_SEGMENTS,

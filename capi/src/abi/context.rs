@@ -12,7 +12,8 @@ use super::attributes::*;
 use super::objects::*;
 use super::work::*;
 
-/// A slot that stays empty: the header's inline function then returns EOPNOTSUPP.
+/// A slot without a type here, mostly null. Inline functions of the header return EOPNOTSUPP for
+/// null; they call no `_compat_` slot.
 pub(crate) type Unused = *mut c_void;
 
 /// `ibv_context.abi_compat` of contexts that have a [`verbs_context`].

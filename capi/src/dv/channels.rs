@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn obj_query_async(
 }
 
 /// `mlx5dv_devx_get_async_cmd_comp`: waits, unless the program has set O_NONBLOCK on the
-/// descriptor.
+/// descriptor. 0 or an errno; EINVAL if less than the answer's header was read.
 pub(crate) unsafe extern "C" fn get_async_cmd_comp(
     channel: *mut Answers,
     into: *mut c_void,
