@@ -171,7 +171,8 @@ pub struct GlobalRoute {
     pub destination: Gid,
     /// Index of the local GID in the port's table.
     pub source_index: u8,
-    /// 20 bits; RoCE v2 derives the UDP source port from it.
+    /// 20 bits. RoCE v2 derives the UDP source port from it; with 0, Linux takes both QP numbers of
+    /// a connected queue pair.
     pub flow_label: u32,
     /// IP time to live.
     pub hop_limit: u8,

@@ -35,9 +35,9 @@ pub struct GidChoice {
 pub enum GidReason {
     /// The program named its index.
     Asked,
-    /// InfiniBand: entry 0 always is the port's own.
+    /// InfiniBand: the lowest entry, normally 0, is the port's own.
     InfiniBandDefault,
-    /// RoCE v2 over IPv4 goes through every router and switch in use.
+    /// RoCE v2 over an IPv4 address.
     RoceV2Ipv4,
     /// RoCE v2 over a global IPv6 address.
     RoceV2Ipv6,
@@ -51,8 +51,8 @@ impl fmt::Display for GidReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Asked => "it was asked for",
-            Self::InfiniBandDefault => "entry 0 is the InfiniBand port's own",
-            Self::RoceV2Ipv4 => "RoCE v2 over IPv4 is routable everywhere",
+            Self::InfiniBandDefault => "the lowest entry of an InfiniBand port is its own",
+            Self::RoceV2Ipv4 => "RoCE v2 over IPv4 is routable",
             Self::RoceV2Ipv6 => "no IPv4 address; RoCE v2 over a global IPv6 address is routable",
             Self::RoceV2LinkLocal => {
                 "no routable address; a link-local one reaches peers on the same link only"
@@ -66,13 +66,13 @@ impl fmt::Display for GidReason {
 /// index among equals.
 ///
 /// # Errors
-/// `NotFound` where the table has no usable entry, with the cure.
+/// `NotFound` if the table is empty, with the cure.
 pub fn choose(link: LinkLayer, table: &[GidEntry]) -> Result<GidChoice> {
     table
         .iter()
         .map(|entry| GidChoice { entry: *entry, reason: rank(link, entry) })
         .min_by_key(|choice| (choice.reason, choice.entry.index))
-        .ok_or_else(no_gid)
+        .ok_or_else(|| no_gid(link))
 }
 
 /// The entry with index `index`.
@@ -98,10 +98,14 @@ fn rank(link: LinkLayer, entry: &GidEntry) -> GidReason {
     }
 }
 
-fn no_gid() -> Error {
-    Error::new("choose_gid", ErrorKind::NotFound, "the port's GID table is empty").cure_with(
-        "give the port's network interface an IP address and bring it up (ip link set dev … up)",
-    )
+fn no_gid(link: LinkLayer) -> Error {
+    let error = Error::new("choose_gid", ErrorKind::NotFound, "the port's GID table is empty");
+    error.cure_with(match link {
+        LinkLayer::InfiniBand => "wait for the subnet manager, or start one (opensm)",
+        _ => {
+            "give the port's network interface an IP address and bring it up (ip link set dev … up)"
+        }
+    })
 }
 
 #[cfg(test)]

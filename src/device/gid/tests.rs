@@ -33,6 +33,8 @@ fn the_most_routable_gid_wins() {
     }
     let error = choose(LinkLayer::Ethernet, &table).unwrap_err();
     assert!(error.cure().contains("IP address"), "{error}");
+    let error = choose(LinkLayer::InfiniBand, &[]).unwrap_err();
+    assert!(error.cure().contains("subnet manager"), "{error}");
 }
 
 #[test]
