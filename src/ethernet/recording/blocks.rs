@@ -15,7 +15,7 @@ const MAX_INTERFACES: usize = 65_536;
 const IF_TSRESOL: u16 = 9;
 const IF_TSOFFSET: u16 = 14;
 
-/// Where a file is.
+/// What a reader knows of the current section.
 #[derive(Debug)]
 pub(super) struct Sections {
     order: Order,
@@ -69,20 +69,20 @@ impl Interface {
 }
 
 impl Sections {
-    /// After the first four bytes of a file.
+    /// Reads the first section header; its type has been read.
     pub(super) fn first(source: &mut Source<impl Read>) -> Result<Self> {
         let mut sections = Self { order: Order::Little, interfaces: Vec::new(), time: 0 };
         sections.section(source)?;
         Ok(sections)
     }
 
-    /// After the type of a section header: the section decides the byte order of its own length.
+    /// Reads a section header after its type. Its byte-order magic decides how its length is read.
     fn section(&mut self, source: &mut Source<impl Read>) -> Result<()> {
         let [a, b, c, d, magic @ ..] = source.exactly::<8>("a section's header")?;
         self.order = match (u32::from_le_bytes(magic), u32::from_be_bytes(magic)) {
             (BYTE_ORDER, _) => Order::Little,
             (_, BYTE_ORDER) => Order::Big,
-            _ => return Err(source.refuse("a section without a byte order")),
+            _ => return Err(source.refuse("a section without the byte-order magic")),
         };
         self.interfaces.clear();
         let total = self.order.u32([a, b, c, d]);
@@ -201,14 +201,16 @@ impl Sections {
         let [first, high, low, recorded, length] = self.order.words(header);
         let (interface, recorded, length) = match kind {
             SIMPLE_PACKET => (0, first.min(body.len() as u32 - 4), first),
-            // Behind the interface's number is that of frames that were dropped.
+            // The interface has 16 bits; the number of dropped frames follows.
             OLD_PACKET => {
                 (self.order.u16([header[0], header[1]]).into(), recorded, length.max(recorded))
             }
             _ => (first, recorded, length.max(recorded)),
         };
         let Some(interface) = self.interfaces.get(interface as usize) else {
-            return Err(source.refuse(format!("a frame of interface {interface}, which is none")));
+            return Err(
+                source.refuse(format!("a frame names interface {interface}, which there is not"))
+            );
         };
         source.check_length(recorded)?;
         let Some(bytes) = body.get(4 * words..4 * words + recorded as usize) else {
