@@ -117,7 +117,8 @@ impl Config {
 
     /// How long connecting may take, with all addresses of a name together. The time begins once
     /// the name is looked up, which it does not bound. Without a limit, connecting to a peer that
-    /// does not answer fails after 78 seconds.
+    /// does not answer fails after 74 seconds (16 attempts, 4.6 s apart; a kernel's timers make it
+    /// up to 78).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
