@@ -1,4 +1,4 @@
-//! The seam at the character device: raw ioctl bytes, `mmap`, and the files that events come from.
+//! The interface to the character device: raw ioctl bytes, `mmap`, and files of events.
 //!
 //! Everything above this module is the same for a kernel device and for the software one; a second
 //! provider's device would come in here as well, since nothing in a `Channel` is particular to
