@@ -1,5 +1,5 @@
-//! Signals that end a capture or a replay. They are read as data, so that a capture can complete its
-//! files, and a replay can report, first.
+//! Signals that end a capture or a replay. They are read as data, so that files can be completed
+//! first.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
