@@ -471,12 +471,8 @@ impl Qp {
         match (packet.operation, packet.reth) {
             (Operation::Send | Operation::Write, _) => self.acknowledge(env),
             (Operation::ReadRequest, Some(reth)) => {
-                let Ok(who) = self.peer(env, packet) else { return };
-                let Ok(answer) = self.check_read(env, who, psn, reth) else { return };
-                let end = psn + answer.packets();
-                if !self.responder.expected.precedes(end) {
-                    self.answer_duplicate(env, answer);
-                }
+                let answer = self.answer_again(env, packet, reth);
+                answer.into_iter().for_each(|answer| self.answer_duplicate(env, answer));
             }
             _ => {
                 let executed = self.responder.executed.iter().find(|executed| executed.psn == psn);
@@ -485,6 +481,15 @@ impl Qp {
                 }
             }
         }
+    }
+
+    /// The answer to a repeated READ, if the whole READ is in the past and still allowed.
+    fn answer_again(&self, env: &Env, packet: &View<'_>, reth: &Reth) -> Option<Answer> {
+        self.need_right(RemoteRights::READ).ok()?;
+        let who = self.peer(env, packet).ok()?;
+        let answer = self.check_read(env, who, packet.bth.psn(), reth).ok()?;
+        let end = packet.bth.psn() + answer.packets();
+        (!self.responder.expected.precedes(end)).then_some(answer)
     }
 
     fn refuse(&mut self, env: &mut Env, refusal: Refusal) {

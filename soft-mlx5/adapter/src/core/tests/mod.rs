@@ -12,6 +12,7 @@ mod loss;
 mod queues;
 mod raw;
 mod rc;
+mod repeated;
 mod rights;
 mod shared;
 mod strangers;

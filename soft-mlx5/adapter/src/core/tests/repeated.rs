@@ -1,0 +1,31 @@
+//! Requests, responses and NAKs that arrive more than once, or after what they belong to changed.
+
+use super::harness::*;
+use crate::core::*;
+use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, Psn, Reth};
+
+/// A READ request of side 0's QP for the whole region, with this PSN.
+fn read_request(pair: &Pair, psn: u32, region: Region) -> Packet {
+    let from = Addressing::roce(pair.world.hosts[0].gid, Gid::default());
+    let mut packet = Packet::new();
+    let bth = Bth::new(Opcode::RC_READ_REQUEST, 0xffff, pair.qps[1].qpn.0, Psn::new(psn));
+    packet.start(from, bth).push(Reth::new(region.address, region.key.0, region.len as u32));
+    packet
+}
+
+/// A PSN in the past does not let a peer read what its queue pair may not read.
+#[test]
+fn a_repeated_read_needs_the_right_to_read() {
+    for (rights, answers) in [(RemoteRights::all(), 1), (RemoteRights::WRITE, 0)] {
+        let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+            attributes.remote_rights = Some(rights);
+        });
+        let secret = pair.host(1).region(64, ALL);
+        let request = read_request(&pair, 99, secret);
+        pair.host(1).core.receive(0, request);
+        pair.host(1).core.step(0, 64);
+        let sent = std::iter::from_fn(|| pair.host(1).core.take_packet()).count();
+        assert_eq!(sent, answers, "{rights:?}");
+        assert_eq!(pair.state(1), QpState::ReadyToSend);
+    }
+}
