@@ -186,12 +186,17 @@ impl Qp {
 
     /// Requests a lost response again, unless that was done already.
     fn ask_again(&mut self, env: &mut Env, at: usize) {
-        let wqe = &self.requester.begun[at];
-        let expected = wqe.first_psn + wqe.confirmed;
+        let expected = self.missing_psn(at);
         if self.requester.missed != Some(expected) {
             self.retry_from(env, expected);
             self.requester.missed = Some(expected);
         }
+    }
+
+    /// The PSN of the first missing response to the WQE at this index of `begun`.
+    fn missing_psn(&self, at: usize) -> Psn {
+        let wqe = &self.requester.begun[at];
+        wqe.first_psn + wqe.confirmed
     }
 
     fn not_ready(&mut self, env: &mut Env, psn: Psn, timer: RnrTimer) {
@@ -228,18 +233,21 @@ impl Qp {
         }
     }
 
-    /// Handles a NAK that the request with this PSN is refused.
+    /// Handles a NAK that the request with this PSN is refused. A READ may be refused in place of
+    /// its next response, too.
     fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
-        if self.confirm_or_ask_again_before(env, psn) {
-            self.fail_refused(psn, code);
+        match self.confirm(env, psn.prev()) {
+            Confirmed::Missing(at) if self.missing_psn(at) != psn => self.ask_again(env, at),
+            _ => self.fail_refused(psn, code),
         }
     }
 
     /// [`Qp::refused`] of a QP that is its own peer. It asks for no missing response, because it
     /// takes none any more: its requests are flushed.
     pub(super) fn refused_by_itself(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
-        if matches!(self.confirm(env, psn.prev()), Confirmed::All) {
-            self.fail_refused(psn, code);
+        match self.confirm(env, psn.prev()) {
+            Confirmed::Missing(at) if self.missing_psn(at) != psn => {}
+            _ => self.fail_refused(psn, code),
         }
     }
 

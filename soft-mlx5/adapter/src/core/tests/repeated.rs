@@ -1,5 +1,7 @@
 //! Requests, responses and NAKs that arrive more than once, or after what they belong to changed.
 
+use uverbs_mlx5_format::Syndrome as Status;
+
 use super::harness::*;
 use crate::core::*;
 use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, Psn, Reth};
@@ -28,4 +30,24 @@ fn a_repeated_read_needs_the_right_to_read() {
         assert_eq!(sent, answers, "{rights:?}");
         assert_eq!(pair.state(1), QpState::ReadyToSend);
     }
+}
+
+/// The key vanishes while the responses are on their way (by SEND with invalidate, or by the
+/// program). The responder ends the READ with a NAK in place of the next response.
+#[test]
+fn a_read_that_is_refused_after_its_first_responses_is_a_remote_access_error() {
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.mtu = Some(Mtu::M256);
+        attributes.ack_timeout = Some(0);
+    });
+    let len = 256 * 100;
+    let (local, remote) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
+    pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
+    pair.host(0).core.step(0, 64);
+    let request = pair.host(0).core.take_packet().unwrap();
+    pair.host(1).core.receive(0, request);
+    pair.host(1).core.step(0, 16);
+    pair.host(1).core.destroy_mkey(remote.key).unwrap();
+    pair.world.run_until_idle();
+    assert_eq!(pair.one(0).syndrome, Some(Status::REMOTE_ACCESS));
 }
