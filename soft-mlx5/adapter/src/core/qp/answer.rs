@@ -73,25 +73,40 @@ impl Answer {
         !self.is_duplicate && !matches!(self.body, Body::Short(_))
     }
 
-    /// Whether it answers a READ or an atomic, and none of its packets is sent.
-    fn is_pending(&self) -> bool {
+    /// The PSN after its last packet's.
+    fn end(&self) -> Psn {
+        self.psn + self.packets()
+    }
+
+    /// The PSN of the next packet to send.
+    fn next(&self) -> Psn {
         match &self.body {
-            Body::Read(read) => read.sent == 0,
-            Body::Atomic(_) => true,
-            Body::Short(_) => false,
+            Body::Read(read) => self.psn + read.sent,
+            Body::Short(_) | Body::Atomic(_) => self.psn,
         }
+    }
+
+    /// Goes on as `again`, if that answers a repetition of the same request. The peer has all
+    /// responses before those that it requests again, and takes none after a missing one.
+    fn restart(&mut self, again: &Self) -> bool {
+        let is_same = !matches!(self.body, Body::Short(_)) && self.end() == again.end();
+        if is_same && self.next() != again.psn {
+            *self = Self { is_duplicate: self.is_duplicate, ..*again };
+        }
+        is_same
     }
 }
 
 impl Qp {
-    /// Answers a duplicate request before all answers with a later PSN. The queue is bounded,
-    /// because a peer can repeat requests without end.
+    /// Answers a duplicate request before all answers with a later PSN, or instead of the answer
+    /// that is not sent completely. The queue is bounded, because a peer can repeat requests
+    /// without end.
     pub(super) fn answer_duplicate(&mut self, env: &mut Env, answer: Answer) {
         const MOST_ANSWERS: usize = 512;
         let answers = &mut self.responder.answers;
         let psn = answer.psn;
-        let pending = answers.iter().any(|other| other.is_pending() && other.psn == psn);
-        if pending || answers.len() >= MOST_ANSWERS {
+        let restarts = answers.iter_mut().any(|other| other.restart(&answer));
+        if restarts || answers.len() >= MOST_ANSWERS {
             return;
         }
         let later = answers.iter().position(|other| psn.precedes(other.psn));

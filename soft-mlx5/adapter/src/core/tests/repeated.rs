@@ -3,6 +3,7 @@
 use uverbs_mlx5_format::Syndrome as Status;
 
 use super::harness::*;
+use super::loss::Dice;
 use crate::core::*;
 use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, Psn, Reth};
 
@@ -13,6 +14,10 @@ fn read_request(pair: &Pair, psn: u32, region: Region) -> Packet {
     let bth = Bth::new(Opcode::RC_READ_REQUEST, 0xffff, pair.qps[1].qpn.0, Psn::new(psn));
     packet.start(from, bth).push(Reth::new(region.address, region.key.0, region.len as u32));
     packet
+}
+
+fn is_response(packet: &Packet) -> bool {
+    packet.view().is_ok_and(|view| view.operation.is_response())
 }
 
 /// A PSN in the past does not let a peer read what its queue pair may not read.
@@ -50,4 +55,30 @@ fn a_read_that_is_refused_after_its_first_responses_is_a_remote_access_error() {
     pair.host(1).core.destroy_mkey(remote.key).unwrap();
     pair.world.run_until_idle();
     assert_eq!(pair.one(0).syndrome, Some(Status::REMOTE_ACCESS));
+}
+
+/// Each loss costs what was on its way, not all the rest of the READ.
+#[test]
+fn a_lost_response_of_a_long_read_costs_few_packets() {
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.mtu = Some(Mtu::M256);
+    });
+    const PACKETS: u64 = 4096;
+    let len = 256 * PACKETS;
+    let (local, remote) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
+    let data = pair.host(1).fill(remote, 1);
+    let after = Wr::read(remote.address, remote.key).from(local, 0, 8);
+    pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
+    pair.post(0, &after);
+    let mut dice = Dice::new(1);
+    let mut lost = 0;
+    pair.world.pass(60_000_000_000, &mut |packet| {
+        let loses = is_response(packet) && dice.roll(200) == 0;
+        lost += u64::from(loses);
+        if loses { Fate::Drop } else { Fate::Pass }
+    });
+    assert_eq!(pair.poll(0).iter().filter(|done| done.syndrome.is_none()).count(), 2);
+    assert!(pair.host(0).bytes(local.address, len) == data);
+    let most = PACKETS + lost * 128 + 200;
+    assert!(pair.world.crossed < most, "{} packets, {lost} lost", pair.world.crossed);
 }
