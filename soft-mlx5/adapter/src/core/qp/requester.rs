@@ -111,6 +111,12 @@ impl Requester {
         self.packet = packet;
     }
 
+    /// Whether the packet with this PSN is the next one.
+    pub(super) fn is_at(&self, psn: Psn) -> bool {
+        let wqe = self.begun.get(self.cursor);
+        wqe.is_some_and(|wqe| wqe.first_psn + self.packet == psn)
+    }
+
     /// Whether packets were sent that are not acknowledged.
     pub(super) fn is_outstanding(&self) -> bool {
         self.oldest_psn().precedes(self.sent_psn)

@@ -201,6 +201,10 @@ impl Qp {
 
     fn not_ready(&mut self, env: &mut Env, psn: Psn, timer: RnrTimer) {
         const FOREVER: u8 = 7;
+        // The same NAK again: nothing was sent since.
+        if self.requester.rnr_wait && self.requester.not_ready == Some(psn) {
+            return;
+        }
         if !self.confirm_or_ask_again_before(env, psn) {
             return;
         }
@@ -223,6 +227,10 @@ impl Qp {
     /// some peers send one such NAK for the next packet that they drop (`check_psn` in
     /// drivers/infiniband/sw/rxe/rxe_resp.c). That is not a second failure, so it costs no retry.
     fn out_of_sequence(&mut self, env: &mut Env, psn: Psn) {
+        // The same NAK again, before the packet was.
+        if self.requester.is_at(psn) {
+            return;
+        }
         if self.requester.not_ready != Some(psn) {
             return self.retry_from(env, psn);
         }

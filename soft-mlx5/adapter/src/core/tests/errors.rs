@@ -357,7 +357,7 @@ fn sequence_errors_without_an_rnr_nak_between_them_use_up_the_retries() {
     pair.world.pass(100_000, &mut |_| Fate::Pass);
     for _ in 0..20 {
         sequence_error(&mut pair);
-        pair.world.pass(1, &mut |_| Fate::Drop);
+        pair.world.pass(100_000, &mut |_| Fate::Drop);
     }
     failed(&mut pair, 0, Syndrome::TRANSPORT_RETRY_EXCEEDED);
 }

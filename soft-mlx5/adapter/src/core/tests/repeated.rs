@@ -5,7 +5,7 @@ use uverbs_mlx5_format::Syndrome as Status;
 use super::harness::*;
 use super::loss::Dice;
 use crate::core::*;
-use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, Psn, Reth};
+use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, Psn, Reth, Syndrome};
 
 /// A READ request of side 0's QP for the whole region, with this PSN.
 fn read_request(pair: &Pair, psn: u32, region: Region) -> Packet {
@@ -18,6 +18,11 @@ fn read_request(pair: &Pair, psn: u32, region: Region) -> Packet {
 
 fn is_response(packet: &Packet) -> bool {
     packet.view().is_ok_and(|view| view.operation.is_response())
+}
+
+fn is_refusal(packet: &Packet) -> bool {
+    let syndrome = packet.view().ok().and_then(|view| view.aeth.map(|aeth| aeth.syndrome()));
+    syndrome.is_some_and(|syndrome| syndrome != Syndrome::ACK)
 }
 
 /// A PSN in the past does not let a peer read what its queue pair may not read.
@@ -81,4 +86,42 @@ fn a_lost_response_of_a_long_read_costs_few_packets() {
     assert!(pair.host(0).bytes(local.address, len) == data);
     let most = PACKETS + lost * 128 + 200;
     assert!(pair.world.crossed < most, "{} packets, {lost} lost", pair.world.crossed);
+}
+
+#[test]
+fn an_rnr_nak_that_arrives_twice_costs_one_retry() {
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.rnr_retry = Some(2);
+    });
+    pair.post(0, &Wr::send());
+    let mut requests = 0;
+    pair.world.pass(1_000_000_000, &mut |packet| {
+        requests += u32::from(!is_response(packet));
+        if is_refusal(packet) { Fate::Twice } else { Fate::Pass }
+    });
+    assert_eq!(requests, 3, "the first time and two retries");
+    assert_eq!(pair.one(0).syndrome, Some(Status::RNR_RETRY_EXCEEDED));
+}
+
+#[test]
+fn a_sequence_error_that_arrives_twice_costs_one_retry() {
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.mtu = Some(Mtu::M256);
+        attributes.retry_count = Some(1);
+    });
+    let len = 256 * 8;
+    let (from, to) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
+    let data = pair.host(0).fill(from, 1);
+    pair.post(0, &Wr::write(to.address, to.key).all_of(from));
+    let mut requests = 0;
+    pair.world.pass(1_000_000_000, &mut |packet| {
+        requests += u32::from(!is_response(packet));
+        match is_response(packet) {
+            false if requests == 3 => Fate::Drop,
+            true if is_refusal(packet) => Fate::Twice,
+            _ => Fate::Pass,
+        }
+    });
+    assert_eq!(pair.one(0).syndrome, None);
+    assert!(pair.host(1).bytes(to.address, len) == data);
 }
