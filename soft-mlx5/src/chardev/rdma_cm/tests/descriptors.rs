@@ -25,7 +25,7 @@ fn without_a_descriptor() {
     let client = Client::open(&host);
     client.set_nonblocking();
     let id = client.create(PortSpace::TCP, 7);
-    client.ask_for_address(id, ADDRESS, 7471);
+    client.ask_for_address(id, ADDRESS, 7471).unwrap();
     assert_eq!(client.poll(PollTimeout::NONE), PollFlags::POLLIN);
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 3, hard).unwrap();

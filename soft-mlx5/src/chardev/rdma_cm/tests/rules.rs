@@ -56,21 +56,21 @@ impl Client {
     }
 
     fn resolve_at(&self, id: u32, address: [u8; 4], port: u16) {
-        self.ask_for_address(id, address, port);
+        self.ask_for_address(id, address, port).unwrap();
         self.expect(EventType::ADDR_RESOLVED);
         self.ask_for_route(id);
         self.expect(EventType::ROUTE_RESOLVED);
     }
 
-    pub(super) fn ask_for_address(&self, id: u32, address: [u8; 4], port: u16) {
-        let request = ResolveAddr {
-            id,
-            timeout_ms: 1000,
-            dst_size: 16,
-            dst_addr: sockaddr(address, port),
-            ..ResolveAddr::default()
-        };
-        self.send(&request).unwrap();
+    pub(super) fn ask_for_address(
+        &self,
+        id: u32,
+        address: [u8; 4],
+        port: u16,
+    ) -> Result<(), Errno> {
+        let dst_addr = sockaddr(address, port);
+        let request = ResolveAddr { id, timeout_ms: 1000, dst_size: 16, ..ResolveAddr::default() };
+        self.send(&ResolveAddr { dst_addr, ..request })
     }
 
     pub(super) fn ask_for_route(&self, id: u32) {
@@ -101,6 +101,14 @@ impl Client {
         self.connect(id, qpn, 0).unwrap();
         id
     }
+}
+
+/// Accepts a request, and confirms that at the client.
+fn establish(server: &Client, request: u32, client: &Client, id: u32) {
+    server.accept(request, 9, 2, 0).unwrap();
+    client.expect(EventType::CONNECT_RESPONSE);
+    client.accept(id, 0, 0, 0).unwrap();
+    server.expect(EventType::ESTABLISHED);
 }
 
 pub(super) fn header(cmd: u32, input: u16, output: u16) -> CmdHdr {
@@ -183,14 +191,7 @@ fn the_descriptor_is_readable_exactly_while_an_event_waits() {
     assert_eq!(client.event().err(), Some(Errno::EAGAIN));
     assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::empty(), "never writable");
     let id = client.create(PortSpace::TCP, 5);
-    let request = ResolveAddr {
-        id,
-        timeout_ms: 1000,
-        dst_size: 16,
-        dst_addr: sockaddr(ADDRESS, 9),
-        ..ResolveAddr::default()
-    };
-    client.send(&request).unwrap();
+    client.ask_for_address(id, ADDRESS, 9).unwrap();
     assert_eq!(client.poll(PollTimeout::NONE), PollFlags::POLLIN);
     assert_eq!(client.poll(PollTimeout::ZERO), PollFlags::POLLIN, "level triggered");
     assert_eq!(client.expect(EventType::ADDR_RESOLVED).uid, 5);
@@ -297,10 +298,7 @@ fn closing_the_file_disconnects() {
     server.listener(4600, 8);
     let id = client.connecting(4600, 1);
     let request = server.expect(EventType::CONNECT_REQUEST);
-    server.accept(request.id, 9, 2, 0).unwrap();
-    client.expect(EventType::CONNECT_RESPONSE);
-    client.accept(id, 0, 0, 0).unwrap();
-    server.expect(EventType::ESTABLISHED);
+    establish(&server, request.id, &client, id);
     drop(client);
     server.expect(EventType::DISCONNECTED);
 }
@@ -316,14 +314,7 @@ fn addresses_collide_as_in_the_kernel() {
     let udp = client.create(PortSpace::UDP, 1);
     assert_eq!(client.bind(udp, ADDRESS, 4700), Ok(()), "a space of its own");
     assert_eq!(client.bind(id(), [192, 0, 2, 9], 4800), Err(Errno::EADDRNOTAVAIL), "not ours");
-    let far = ResolveAddr {
-        id: id(),
-        timeout_ms: 1000,
-        dst_size: 16,
-        dst_addr: sockaddr([192, 0, 2, 9], 1),
-        ..ResolveAddr::default()
-    };
-    assert_eq!(client.send(&far), Err(Errno::ENETUNREACH));
+    assert_eq!(client.ask_for_address(id(), [192, 0, 2, 9], 1), Err(Errno::ENETUNREACH));
 }
 
 #[test]
@@ -417,14 +408,8 @@ fn a_removed_device_ends_its_ids() {
     client.expect(EventType::DEVICE_REMOVAL);
     assert_eq!(client.send(&Listen { id, backlog: 1 }), Err(Errno::ENXIO));
     assert_eq!(client.destroy(id), Ok(1));
-    let request = ResolveAddr {
-        id: client.create(PortSpace::TCP, 1),
-        timeout_ms: 1000,
-        dst_size: 16,
-        dst_addr: sockaddr(ADDRESS, 1),
-        ..ResolveAddr::default()
-    };
-    assert_eq!(client.send(&request), Err(Errno::ENODEV));
+    let id = client.create(PortSpace::TCP, 1);
+    assert_eq!(client.ask_for_address(id, ADDRESS, 1), Err(Errno::ENODEV));
 }
 
 #[test]
@@ -471,10 +456,7 @@ fn two_devices_of_a_network_connect() {
     let addresses = server.ask(query).unwrap();
     let peer: SockaddrIn = addresses.dst_addr.get().unwrap();
     assert_eq!(peer.addr, other);
-    server.accept(request.id, 9, 2, 0).unwrap();
-    client.expect(EventType::CONNECT_RESPONSE);
-    client.accept(id, 0, 0, 0).unwrap();
-    server.expect(EventType::ESTABLISHED);
+    establish(&server, request.id, &client, id);
 }
 
 #[test]
@@ -512,10 +494,7 @@ fn link_local_addresses_connect_over_wires_that_show_ipv4_ones() {
     client.expect(EventType::ROUTE_RESOLVED);
     client.connect(id, 1, 0).unwrap();
     let request = server.expect(EventType::CONNECT_REQUEST);
-    server.accept(request.id, 9, 2, 0).unwrap();
-    client.expect(EventType::CONNECT_RESPONSE);
-    client.accept(id, 0, 0, 0).unwrap();
-    server.expect(EventType::ESTABLISHED);
+    establish(&server, request.id, &client, id);
 }
 
 #[test]
