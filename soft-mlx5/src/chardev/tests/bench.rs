@@ -24,6 +24,13 @@ pub(super) fn builder() -> DeviceBuilder {
     SoftDevice::builder("soft0").without_wire()
 }
 
+/// A device of the usual kind, and a program that has it open.
+pub(super) fn alone() -> (SoftDevice, Client) {
+    let device = builder().build().unwrap();
+    let client = Client::open(&device);
+    (device, client)
+}
+
 /// Waits until `look` returns something.
 pub(super) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();

@@ -14,7 +14,7 @@ use uverbs_uapi::write::device::{
 use zerocopy::FromBytes;
 
 use super::super::{Kernel, Model, SoftDevice};
-use super::bench::{Client, builder, context_request};
+use super::bench::{Client, alone, builder, context_request};
 use crate::core::{AsyncKind, EventObject};
 
 fn get(device: &SoftDevice, request: &[u8]) -> Result<AllocUcontextResp, Errno> {
@@ -59,8 +59,7 @@ fn invalid_context_requests_are_refused() {
 
 #[test]
 fn one_context_per_open_file() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     assert_eq!(client.get_context(&context_request(), &mut [0; 72]), Err(Errno::EINVAL));
     let other = Client::bare(&device);
     let made =
@@ -120,8 +119,7 @@ fn fixed_uars_are_mapped_by_index() {
 
 #[test]
 fn dynamic_uars_are_mapped_at_their_offset() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (one, two) = (client.uar(), client.uar());
     assert_ne!(one.page_id, two.page_id);
     assert_eq!(client.map(0, 4096, libc::PROT_WRITE).unwrap_err(), Errno::EINVAL, "no fixed ones");
@@ -129,8 +127,7 @@ fn dynamic_uars_are_mapped_at_their_offset() {
 
 #[test]
 fn clock_pages_are_read_only() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let counter = MmapCommand::CORE_CLOCK.offset(0, 4096);
     let info = MmapCommand::CLOCK_INFO.offset(0, 4096);
     assert_eq!(counter, 0x50_0000);
@@ -217,8 +214,7 @@ fn gid_entry(client: &Client, index: u32) -> Result<GidEntry, Errno> {
 
 #[test]
 fn gids_are_queried_singly_and_as_a_table() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     assert_eq!(gid_entry(&client, 3).unwrap().gid, device.gids()[3].gid.0);
     assert_eq!(gid_entry(&client, 4).unwrap_err(), Errno::ENODATA);
     assert_eq!(gid_entry(&client, 256).unwrap_err(), Errno::EINVAL);
@@ -242,8 +238,7 @@ fn gids_are_queried_singly_and_as_a_table() {
 
 #[test]
 fn a_context_query_returns_its_options() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (mut vectors, mut answer) = (0u32, AllocUcontextResp::default());
     let mut request = Request::<query_context::Call>::new(DriverId::MLX5);
     request.output(query_context::NUM_COMP_VECTORS, &mut vectors);

@@ -2,7 +2,7 @@
 
 use nix::errno::Errno;
 
-use super::bench::{Client, builder};
+use super::bench::{Client, alone, builder};
 
 /// A request as 16-bit words and 64-bit data, which may be invalid.
 #[derive(Clone)]
@@ -67,8 +67,7 @@ fn query_port(out: &mut [u8; 48]) -> Raw {
 
 #[test]
 fn the_header_is_checked_first() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let mut out = [0; 48];
     let good = query_port(&mut out);
     assert_eq!(good.clone().run(&client), Ok(()));
@@ -98,8 +97,7 @@ fn the_header_is_checked_first() {
 
 #[test]
 fn attributes_are_checked_one_by_one() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let mut out = [0; 48];
     let good = query_port(&mut out);
     let (object, method) = QUERY_PORT;
@@ -121,8 +119,7 @@ fn attributes_are_checked_one_by_one() {
 
 #[test]
 fn outputs_are_flagged_and_their_rest_is_cleared() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let mut out = [0xaa_u8; 64];
     let (object, method) = QUERY_PORT;
     let mut request = Raw::new(object, method).attribute(0, 8, MANDATORY, 0, 1).attribute(
@@ -141,8 +138,7 @@ fn outputs_are_flagged_and_their_rest_is_cleared() {
 
 #[test]
 fn handles_are_looked_up_with_their_kind() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd = client.alloc_pd();
     let destroy_mr = |handle: u64| Raw::new(7, 1).attribute(0, 0, 1, 0, handle).run(&client);
     assert_eq!(destroy_mr(99), Err(Errno::ENOENT));
@@ -157,8 +153,7 @@ fn handles_are_looked_up_with_their_kind() {
 
 #[test]
 fn growing_structs_may_end_with_zeros() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     // QP.CREATE with CAP of 24 bytes: refused with EOPNOTSUPP if the tail is not zero, else for its
     // missing rest.
     let mut cap = [0u8; 24];
@@ -171,8 +166,7 @@ fn growing_structs_may_end_with_zeros() {
 
 #[test]
 fn write_commands_know_their_sizes() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let invoke = |command: u64| Raw::new(0, 0).attribute(2, 8, 1, 0, command);
     assert_eq!(invoke(0).run(&client), Err(Errno::ENOSPC), "the probe of libibverbs");
     assert_eq!(invoke(3).run(&client), Err(Errno::ENOSPC), "ALLOC_PD without a request");

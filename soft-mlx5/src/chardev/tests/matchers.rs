@@ -91,8 +91,7 @@ fn destroy_rule(client: &Client, handle: u32) -> Result<(), Errno> {
 
 #[test]
 fn matchers_are_checked_as_the_kernel_checks_them() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let with = |change: &dyn Fn(&mut MatcherOptions)| {
         let mut wanted = by_destination();
         change(&mut wanted);

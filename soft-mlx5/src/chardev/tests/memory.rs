@@ -13,13 +13,12 @@ use uverbs_uapi::write::mr::{DeregMr, RegMr, ReregMr};
 use uverbs_uapi::write::mw::{AllocMw, DeallocMw};
 use uverbs_uapi::write::pd::DeallocPd;
 
-use super::bench::{Client, Memory, builder};
+use super::bench::{Client, Memory, alone, builder};
 use crate::core::{Access, Mkey};
 
 #[test]
 fn registration_checks_access_domain_and_memory() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd_handle = client.alloc_pd();
     let memory = Memory::pages(2);
     let base = RegMr {
@@ -50,8 +49,7 @@ fn registration_checks_access_domain_and_memory() {
 
 #[test]
 fn a_pd_with_a_region_cannot_be_freed() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd_handle = client.alloc_pd();
     let memory = Memory::pages(1);
     let made = client.reg_mr(pd_handle, memory.at(0), 4096).unwrap();
@@ -63,8 +61,7 @@ fn a_pd_with_a_region_cannot_be_freed() {
 
 #[test]
 fn reregistration_changes_only_what_its_flags_request() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     let (first, second) = (client.alloc_pd(), client.alloc_pd());
     let memory = Memory::pages(2);
     let made = client.reg_mr(first, memory.at(0), 4096).unwrap();
@@ -110,8 +107,7 @@ fn pinned_memory_can_be_limited() {
 
 #[test]
 fn windows_of_both_types_are_allocated_and_freed() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd_handle = client.alloc_pd();
     let alloc =
         |mw_type, pd_handle| client.write(&AllocMw { mw_type, pd_handle, ..AllocMw::default() });
@@ -129,8 +125,7 @@ fn windows_of_both_types_are_allocated_and_freed() {
 
 #[test]
 fn regions_answer_queries_and_refuse_advice() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd = client.alloc_pd();
     let memory = Memory::pages(1);
     let made = client.reg_mr(pd, memory.at(0), 100).unwrap();
@@ -193,8 +188,7 @@ fn a_memfd_can_replace_a_dma_buf_if_the_option_is_set() {
 
 #[test]
 fn on_device_memory_is_mapped_and_registered() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd = client.alloc_pd();
     let alloc = |length: u64, alignment: u32| {
         let (mut start, mut page) = (u64::MAX, u16::MAX);

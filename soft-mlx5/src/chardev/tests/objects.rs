@@ -15,12 +15,11 @@ use uverbs_uapi::write::xrcd::{CloseXrcd, OpenXrcd};
 use zerocopy::FromBytes;
 
 use super::super::{Fault, Moment, SoftDevice};
-use super::bench::{Client, Memory, PATIENCE, QpRequest, builder, read_async, wait_for};
+use super::bench::{Client, Memory, PATIENCE, QpRequest, alone, builder, read_async, wait_for};
 
 #[test]
 fn pds_have_numbers() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (one, two) = (client.alloc_pd(), client.alloc_pd());
     let pdn = |handle| {
         let mut pdn = 0u32;
@@ -66,8 +65,7 @@ fn route(device: &SoftDevice, index: u8) -> AhAttr {
 
 #[test]
 fn address_handles_report_the_mac_on_roce() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     let pd = client.alloc_pd();
     let good = route(&device, 3);
     let (ah_handle, mac) = create_ah(&client, pd, good).unwrap();
@@ -149,8 +147,7 @@ fn tempfile() -> std::fs::File {
 
 #[test]
 fn a_uar_can_be_freed_before_its_queues() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let uar = client.uar();
     let memory = Memory::pages(2);
     let cq = client.create_cq(&memory, &uar, None, 0).unwrap();
@@ -163,8 +160,7 @@ fn a_uar_can_be_freed_before_its_queues() {
 
 #[test]
 fn counters_without_a_rule_are_an_error() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let mut request = Request::<counters::create::Call>::new(DriverId::MLX5);
     request.new_handle(counters::create::HANDLE);
     client.run(&mut request).unwrap();
@@ -178,8 +174,7 @@ fn counters_without_a_rule_are_an_error() {
 
 #[test]
 fn injected_faults_leave_no_objects() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     let pd_handle = client.alloc_pd();
     device.inject(Fault { moment: Moment::Call(0), errno: Errno::EINTR });
     let alloc = AllocMw { pd_handle, mw_type: MwType::TYPE_1, ..AllocMw::default() };
@@ -230,8 +225,7 @@ fn several_threads_and_contexts_create_a_thousand_queue_pairs() {
 
 #[test]
 fn a_child_process_cannot_use_the_device() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     let events = client.async_events();
     device.raise(crate::core::AsyncKind::LidChange, crate::core::EventObject::Port(1)).unwrap();
     // SAFETY: the child does nothing but system calls and this device's refusals, and leaves at

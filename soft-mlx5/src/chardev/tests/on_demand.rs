@@ -44,8 +44,7 @@ fn on_demand_regions_may_cover_unmapped_memory() {
 
 #[test]
 fn pinned_regions_stay_pinned_unless_they_get_other_memory() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let pd = client.alloc_pd();
     let memory = Memory::pages(1);
     let region = client.reg_mr(pd, memory.at(0), 4096).unwrap();
@@ -66,8 +65,7 @@ fn pinned_regions_stay_pinned_unless_they_get_other_memory() {
 
 #[test]
 fn advice_maps_pages_and_reports_invalid_ranges() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (pd, other) = (client.alloc_pd(), client.alloc_pd());
     let memory = Memory::pages(2);
     let pinned = client.reg_mr(pd, memory.at(0), 4096).unwrap();

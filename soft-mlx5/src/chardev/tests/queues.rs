@@ -13,7 +13,7 @@ use uverbs_uapi::write::xrcd::OpenXrcd;
 use zerocopy::IntoBytes;
 
 use super::super::Kernel;
-use super::bench::{Client, Memory, QpRequest, builder, context_request};
+use super::bench::{Client, Memory, QpRequest, alone, builder, context_request};
 
 fn cq_request(memory: &Memory, page: u32) -> mlx5::CreateCq {
     mlx5::CreateCq {
@@ -28,8 +28,7 @@ fn cq_request(memory: &Memory, page: u32) -> mlx5::CreateCq {
 
 #[test]
 fn completion_queues_in_write_form() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, memory) = (client.uar(), Memory::pages(2));
     let good = cq_request(&memory, uar.page_id);
     let base = CreateCq { cqe: 15, comp_channel: -1, ..CreateCq::default() };
@@ -79,8 +78,7 @@ fn completion_queues_in_write_form() {
 
 #[test]
 fn completion_queues_are_resized_and_moderated() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, memory, larger) = (client.uar(), Memory::pages(2), Memory::pages(1));
     let cq = client.create_cq(&memory, &uar, None, 0).unwrap();
     let driver =
@@ -109,8 +107,7 @@ fn completion_queues_are_resized_and_moderated() {
 
 #[test]
 fn objects_used_by_a_queue_pair_cannot_be_destroyed() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd = client.alloc_pd();
     let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap();
@@ -124,8 +121,7 @@ fn objects_used_by_a_queue_pair_cannot_be_destroyed() {
 
 #[test]
 fn invalid_queue_pairs_are_refused() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd = client.alloc_pd();
     let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
@@ -158,8 +154,7 @@ fn invalid_queue_pairs_are_refused() {
 
 #[test]
 fn queue_pairs_in_write_form() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd_handle = client.alloc_pd();
     let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
@@ -260,8 +255,7 @@ fn fixed_registers_are_allocated_and_freed() {
 
 #[test]
 fn shared_receive_queues() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, ring, qp_ring, cq_memory) =
         (client.uar(), Memory::pages(1), Memory::pages(1), Memory::pages(2));
     let pd = client.alloc_pd();
@@ -300,8 +294,7 @@ fn shared_receive_queues() {
 
 #[test]
 fn shared_receive_queues_in_write_form() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd_handle = client.alloc_pd();
     let cq_handle = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;
@@ -433,8 +426,7 @@ fn xrc_targets_are_shared() {
 
 #[test]
 fn a_member_of_a_multicast_group_cannot_be_destroyed() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd = client.alloc_pd();
     let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;

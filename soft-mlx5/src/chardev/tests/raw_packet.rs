@@ -210,8 +210,7 @@ fn the_first_rule_of_a_counter_set_defines_its_counters() {
 
 #[test]
 fn rings_begin_in_the_first_half_of_a_page() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(2), Memory::pages(2));
     let pd = client.alloc_pd();
     let cq = client.create_cq(&cq_memory, &uar, None, 0).unwrap().handle;

@@ -6,7 +6,7 @@ use uverbs_uapi::write::pd::{AllocPd, DeallocPd};
 
 use crate::core::{AsyncKind, EventObject};
 
-use super::bench::{Client, Memory, QpRequest, builder, read_async};
+use super::bench::{Client, Memory, QpRequest, alone, read_async};
 
 fn read(fd: i32) -> isize {
     let mut record = [0u8; 16];
@@ -24,8 +24,7 @@ fn pollable(fd: i32) -> i16 {
 
 #[test]
 fn after_removal_only_destruction_works() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (device, client) = alone();
     let (events, channel) = (client.async_events(), client.comp_channel());
     let (uar, ring, cq_memory) = (client.uar(), Memory::pages(1), Memory::pages(2));
     let pd_handle = client.alloc_pd();
@@ -59,8 +58,7 @@ fn after_removal_only_destruction_works() {
 
 #[test]
 fn closing_the_file_ends_its_channels() {
-    let device = builder().build().unwrap();
-    let client = Client::open(&device);
+    let (_device, client) = alone();
     let channel = client.comp_channel();
     drop(client);
     assert_eq!(read(channel), 0);
