@@ -94,12 +94,18 @@ impl Pair {
         carry(&mut self.server, &mut self.client, self.now)
     }
 
-    fn connect(&mut self) -> (CmId, CmId) {
+    /// A request that has arrived: its id at the client and at the server.
+    fn request(&mut self, param: &ReqParam) -> (CmId, CmId) {
         let id = self.client.create();
-        self.client.send_req(self.now, id, &request(&[])).unwrap();
+        self.client.send_req(self.now, id, param).unwrap();
         self.deliver_to_server();
         let (server, event) = self.server.take_event().unwrap();
         assert!(matches!(event, Event::ReqReceived(origin, _) if origin.listener == self.listener));
+        (id, server)
+    }
+
+    fn connect(&mut self) -> (CmId, CmId) {
+        let (id, server) = self.request(&request(&[]));
         self.server.send_rep(self.now, server, &acceptance()).unwrap();
         self.deliver_to_client();
         assert!(matches!(self.client.take_event(), Some((_, Event::RepReceived(..)))));
@@ -260,11 +266,7 @@ fn a_request_is_sent_sixteen_times() {
 #[test]
 fn a_reply_is_repeated_as_the_request_specifies() {
     let mut pair = Pair::new();
-    let id = pair.client.create();
-    let param = ReqParam { max_cm_retries: 3, ..request(&[]) };
-    pair.client.send_req(0, id, &param).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (_, server) = pair.request(&ReqParam { max_cm_retries: 3, ..request(&[]) });
     pair.server.send_rep(0, server, &acceptance()).unwrap();
     assert_eq!(send_times(&mut pair.server), [0, 4096, 8192, 12288]);
     assert_eq!(pair.server.take_event(), Some((server, Event::RepError)));
@@ -303,10 +305,7 @@ fn timewait_lasts_an_ack_timeout_and_outlives_its_id() {
 #[test]
 fn an_mra_answers_repetitions_only() {
     let mut pair = Pair::new();
-    let id = pair.client.create();
-    pair.client.send_req(0, id, &request(&[])).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (id, server) = pair.request(&request(&[]));
     pair.server.send_mra(server, 24, MraTiming::OnDuplicate, &[]).unwrap();
     assert_eq!(pair.deliver_to_client(), 0);
     pair.now = 4608 * MILLISECOND;
@@ -327,10 +326,7 @@ fn an_mra_answers_repetitions_only() {
 #[test]
 fn lost_answers_are_repeated() {
     let mut pair = Pair::new();
-    let id = pair.client.create();
-    pair.client.send_req(0, id, &request(&[])).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (id, server) = pair.request(&request(&[]));
     pair.server.send_rep(0, server, &acceptance()).unwrap();
     pair.deliver_to_client();
     pair.client.send_rtu(id, &[5]).unwrap();
@@ -355,10 +351,7 @@ fn lost_answers_are_repeated() {
 #[test]
 fn received_data_may_establish_a_connection_before_the_rtu() {
     let mut pair = Pair::new();
-    let id = pair.client.create();
-    pair.client.send_req(0, id, &request(&[])).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (id, server) = pair.request(&request(&[]));
     assert_eq!(pair.server.establish(server), Err(CmError::State(State::ReqReceived)));
     pair.server.send_rep(0, server, &acceptance()).unwrap();
     pair.server.establish(server).unwrap();
@@ -420,10 +413,7 @@ fn datagrams_of_strangers_end_no_connection() {
 #[test]
 fn destroying_an_id_notifies_its_peer() {
     let mut pair = Pair::new();
-    let id = pair.client.create();
-    pair.client.send_req(0, id, &request(&[])).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (id, server) = pair.request(&request(&[]));
     // REQ sent: withdrawn; the peer finds it by CA GUID and communication id.
     pair.client.destroy(0, id).unwrap();
     pair.deliver_to_server();
@@ -432,10 +422,7 @@ fn destroying_an_id_notifies_its_peer() {
     pair.server.destroy(0, server).unwrap();
 
     // REQ received: refused.
-    let id = pair.client.create();
-    pair.client.send_req(0, id, &request(&[])).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (id, server) = pair.request(&request(&[]));
     pair.server.destroy(0, server).unwrap();
     pair.deliver_to_client();
     let Some((_, Event::RejReceived(rej))) = pair.client.take_event() else { panic!() };
@@ -456,10 +443,7 @@ fn destroying_an_id_notifies_its_peer() {
 #[test]
 fn a_dropped_request_is_accepted_when_it_is_repeated() {
     let mut pair = Pair::new();
-    let id = pair.client.create();
-    pair.client.send_req(0, id, &request(&[])).unwrap();
-    pair.deliver_to_server();
-    let (server, _) = pair.server.take_event().unwrap();
+    let (_, server) = pair.request(&request(&[]));
     pair.server.forget(server).unwrap();
     assert_eq!(pair.deliver_to_client(), 0);
     pair.client.step(4608 * MILLISECOND);
@@ -568,15 +552,13 @@ fn the_response_time_that_a_peer_requests_is_bounded() {
 #[test]
 fn the_timewait_that_a_peer_requests_is_bounded() {
     let mut pair = Pair::new();
-    let client = pair.client.create();
     let param = ReqParam { path: Path { life: 30, ..path() }, ..request(&[]) };
-    pair.client.send_req(0, client, &param).unwrap();
-    pair.deliver_to_server();
-    pair.server.send_rep(0, CmId(0), &acceptance()).unwrap();
+    let (client, server) = pair.request(&param);
+    pair.server.send_rep(0, server, &acceptance()).unwrap();
     pair.deliver_to_client();
     pair.client.send_rtu(client, &[]).unwrap();
     pair.deliver_to_server();
-    pair.server.destroy(0, CmId(0)).unwrap();
+    pair.server.destroy(0, server).unwrap();
     let mut last = 0;
     while let Some(next) = pair.server.next_wake() {
         last = next;
