@@ -36,6 +36,13 @@ impl Peer {
         Self { id, channel, qp }
     }
 
+    /// One whose request the listener has handled.
+    fn heard(listener: &mut Listener, context: &Context, to: SocketAddr) -> Self {
+        let peer = Self::asking(context, to);
+        handle_event(listener);
+        peer
+    }
+
     fn was_accepted(&self) -> bool {
         matches!(next(&self.channel).kind, EventKind::ConnectResponse(_))
     }
@@ -76,6 +83,21 @@ fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<
     (listener, to, made)
 }
 
+/// A listener with space for four half-open peers and so many waiting ones, and its address.
+fn wide(context: &Context, backlog: u32) -> (Listener, SocketAddr) {
+    let builder = Listener::builder().context(context).half_open(4).backlog(backlog);
+    let listener = builder.bind(address_of(context)).unwrap();
+    let to = listener.local_address().unwrap();
+    (listener, to)
+}
+
+/// Devices of the loopback network, each with an address of its own.
+fn devices<const N: usize>() -> [Context; N] {
+    std::array::from_fn(|_| {
+        Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap()
+    })
+}
+
 /// Makes the listener handle at least one event, which establishes no connection.
 pub(crate) fn handle_event(listener: &mut Listener) {
     let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -89,8 +111,7 @@ pub(crate) fn handle_event(listener: &mut Listener) {
 fn a_peer_whose_confirmation_is_lost_is_accepted() {
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
-    let mut peer = Peer::asking(&context, to);
-    handle_event(&mut listener);
+    let mut peer = Peer::heard(&mut listener, &context, to);
     assert!(peer.was_accepted());
     peer.confirm();
     assert!(matches!(next(listener.channel()).kind, EventKind::Established));
@@ -112,11 +133,9 @@ fn without_a_descriptor() {
     }
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
-    let mut peer = Peer::asking(&context, to);
-    handle_event(&mut listener);
+    let mut peer = Peer::heard(&mut listener, &context, to);
     assert!(peer.was_accepted());
-    let mut second = Peer::asking(&context, to);
-    handle_event(&mut listener);
+    let mut second = Peer::heard(&mut listener, &context, to);
     assert!(second.was_accepted());
     peer.confirm();
     second.confirm();
@@ -133,11 +152,7 @@ fn without_a_descriptor() {
 fn peers_that_do_not_confirm_are_bounded() {
     let (context, address) = device_and_address();
     let (mut listener, to, made) = narrow(&context, address);
-    let mut ask = || {
-        let peer = Peer::asking(&context, to);
-        handle_event(&mut listener);
-        peer
-    };
+    let mut ask = || Peer::heard(&mut listener, &context, to);
     let mut open = [ask(), ask()];
     assert!(open.iter().all(Peer::was_accepted));
     let (mut first, second) = (ask(), ask());
@@ -185,8 +200,7 @@ fn a_panic_of_the_program_takes_no_place_of_a_peer() {
         assert!(catch_unwind(accept).is_err());
         assert_eq!(peer.refusal().reason, RejectReason::BY_PROGRAM);
     }
-    let mut peer = Peer::asking(&context, to);
-    handle_event(&mut listener);
+    let mut peer = Peer::heard(&mut listener, &context, to);
     assert!(peer.was_accepted());
     peer.confirm();
     drop(listener.accept_until(Instant::now() + PATIENCE).unwrap());
@@ -210,11 +224,7 @@ fn a_panic_for_a_waiting_peer_loses_no_connection() {
     });
     let mut listener = listener.unwrap();
     let to = listener.local_address().unwrap();
-    let mut ask = || {
-        let peer = Peer::asking(&context, to);
-        handle_event(&mut listener);
-        peer
-    };
+    let mut ask = || Peer::heard(&mut listener, &context, to);
     let (mut first, second, third) = (ask(), ask(), ask());
     let EventKind::ConnectResponse(reply) = next(&first.channel).kind else { panic!() };
     assert!(second.has_no_answer());
@@ -233,17 +243,9 @@ fn a_panic_for_a_waiting_peer_loses_no_connection() {
 /// another address.
 #[test]
 fn silent_peers_leave_places_for_other_addresses() {
-    let device =
-        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
-    let [here, silent, honest] = [device(), device(), device()];
-    let builder = Listener::builder().context(&here).half_open(4).backlog(4);
-    let mut listener = builder.bind(address_of(&here)).unwrap();
-    let to = listener.local_address().unwrap();
-    let mut ask = |from: &Context| {
-        let peer = Peer::asking(from, to);
-        handle_event(&mut listener);
-        peer
-    };
+    let [here, silent, honest] = devices();
+    let (mut listener, to) = wide(&here, 4);
+    let mut ask = |from: &Context| Peer::heard(&mut listener, from, to);
     let open: Vec<Peer> = (0..3).map(|_| ask(&silent)).collect();
     assert!(open.iter().all(Peer::was_accepted));
     let waiting: Vec<Peer> = (0..4).map(|_| ask(&silent)).collect();
@@ -261,17 +263,9 @@ fn silent_peers_leave_places_for_other_addresses() {
 /// oldest one once that has been silent for long, and the others keep theirs.
 #[test]
 fn silent_peers_of_two_addresses_keep_no_third_one_out() {
-    let device =
-        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
-    let [here, one, other, honest] = [device(), device(), device(), device()];
-    let builder = Listener::builder().context(&here).half_open(4).backlog(8);
-    let mut listener = builder.bind(address_of(&here)).unwrap();
-    let to = listener.local_address().unwrap();
-    let mut ask = |from: &Context| {
-        let peer = Peer::asking(from, to);
-        handle_event(&mut listener);
-        peer
-    };
+    let [here, one, other, honest] = devices();
+    let (mut listener, to) = wide(&here, 8);
+    let mut ask = |from: &Context| Peer::heard(&mut listener, from, to);
     let open = [&one, &one, &one, &other].map(&mut ask);
     assert!(open.iter().all(Peer::was_accepted));
     let mut peer = ask(&honest);
@@ -290,12 +284,8 @@ fn silent_peers_of_two_addresses_keep_no_third_one_out() {
 /// As above, where a task accepts. Its runtime has no timers.
 #[test]
 fn a_task_hears_when_a_silent_peer_loses_its_place() {
-    let device =
-        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
-    let [here, one, other, honest] = [device(), device(), device(), device()];
-    let builder = Listener::builder().context(&here).half_open(4).backlog(8);
-    let listener = builder.bind(address_of(&here)).unwrap();
-    let to = listener.local_address().unwrap();
+    let [here, one, other, honest] = devices();
+    let (listener, to) = wide(&here, 8);
     let accepting = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         runtime.block_on(async { AsyncListener::new(listener)?.accept().await })
@@ -338,11 +328,7 @@ async fn async_listeners_bound_unconfirmed_peers_too() {
 fn a_peer_that_withdraws_frees_its_place() {
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
-    let mut ask = || {
-        let peer = Peer::asking(&context, to);
-        handle_event(&mut listener);
-        peer
-    };
+    let mut ask = || Peer::heard(&mut listener, &context, to);
     let ([keeps, leaves], [gone, mut waits]) = ([ask(), ask()], [ask(), ask()]);
     drop(gone);
     drop(leaves);
@@ -368,17 +354,9 @@ fn a_listener_without_places_is_refused() {
 /// meanwhile, after the request of a further address.
 #[test]
 fn a_program_that_was_busy_refuses_no_peer_that_has_confirmed() {
-    let device =
-        || Device::from_soft(SoftDevice::builder("soft0").build().unwrap()).open().unwrap();
-    let [here, one, other, third] = [device(), device(), device(), device()];
-    let builder = Listener::builder().context(&here).half_open(4).backlog(8);
-    let mut listener = builder.bind(address_of(&here)).unwrap();
-    let to = listener.local_address().unwrap();
-    let mut open = [&one, &one, &one, &other].map(|from| {
-        let peer = Peer::asking(from, to);
-        handle_event(&mut listener);
-        peer
-    });
+    let [here, one, other, third] = devices();
+    let (mut listener, to) = wide(&here, 8);
+    let mut open = [&one, &one, &one, &other].map(|from| Peer::heard(&mut listener, from, to));
     assert!(open.iter().all(Peer::was_accepted));
     let peer = Peer::asking(&third, to);
     std::thread::sleep(std::time::Duration::from_millis(200));
