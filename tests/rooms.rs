@@ -1,5 +1,8 @@
 //! The rooms of the library: each uses only rooms below it, and ARCHITECTURE.md lists them.
 
+#[path = "common/sources.rs"]
+mod sources;
+
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
@@ -235,15 +238,7 @@ fn source() -> PathBuf {
 
 /// The source files below a folder, except files of tests.
 fn files(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}")) {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(files(&path));
-        } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
-            found.push(path);
-        }
-    }
-    found.sort();
+    let mut found = sources::files(folder, &["rs"]);
+    found.retain(|path| !path.ends_with("tests.rs"));
     found
 }

@@ -1,22 +1,13 @@
 //! Every rule of docs/semantics.md names its tests, and they exist.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+#[path = "common/sources.rs"]
+mod sources;
 
-fn sources(below: &Path, all: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(below).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, all);
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            all.push(path);
-        }
-    }
-}
+use std::fs;
+use std::path::Path;
 
 /// The text of all sources that have tests.
 fn texts(root: &Path) -> String {
-    let mut all = Vec::new();
     let folders = [
         "tests",
         "src",
@@ -26,8 +17,8 @@ fn texts(root: &Path) -> String {
         "soft-mlx5/adapter/src",
         "soft-mlx5/src",
     ];
-    folders.iter().for_each(|folder| sources(&root.join(folder), &mut all));
-    all.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
+    let all = folders.iter().flat_map(|folder| sources::files(&root.join(folder), &["rs"]));
+    all.map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
 #[test]

@@ -2,18 +2,22 @@
 //! of the software device, unless the library exports the type. And a search of the documentation
 //! for any C function of docs/from-libibverbs.md finds its counterpart.
 
+#[path = "common/sources.rs"]
+mod sources;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const INNER: &[&str] = &["uverbs_uapi::", "nix::", "uverbs_soft::"];
 
 #[test]
 fn public_signatures_name_the_librarys_own_types() {
-    let sources: Vec<_> = files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
-        .into_iter()
-        .map(|file| (code(&fs::read_to_string(&file).expect("UTF-8")), file))
-        .collect();
+    let sources: Vec<_> =
+        sources::files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &["rs"])
+            .into_iter()
+            .map(|file| (code(&fs::read_to_string(&file).expect("UTF-8")), file))
+            .collect();
     let offered: BTreeSet<_> =
         sources.iter().flat_map(|(text, _)| imports(text, "pub use ")).collect();
     let found: Vec<_> = sources
@@ -28,8 +32,8 @@ fn public_signatures_name_the_librarys_own_types() {
 #[test]
 fn each_c_function_is_a_doc_alias_of_its_counterpart() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut sources = files(&root.join("src"));
-    sources.extend(files(&root.join("provider-mlx5/src")));
+    let mut sources = sources::files(&root.join("src"), &["rs"]);
+    sources.extend(sources::files(&root.join("provider-mlx5/src"), &["rs"]));
     let text: String =
         sources.iter().map(|file| fs::read_to_string(file).expect("UTF-8")).collect();
     let page = fs::read_to_string(root.join("docs/from-libibverbs.md")).expect("a page");
@@ -126,12 +130,4 @@ fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = code.lines().map(str::trim).filter(|line| !line.starts_with("//"));
     lines.flat_map(|line| ["\n", line]).collect()
-}
-
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries =
-        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
-    let (folders, mut found): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    found.extend(folders.iter().flat_map(|folder| files(folder)));
-    found
 }

@@ -4,8 +4,11 @@
 //! literals do not use the phrases of [`PHRASES`], and no item is named with a word of [`NAMES`].
 //! Code between backticks, fenced code and tables are exempt.
 
+#[path = "common/sources.rs"]
+mod sources;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Folders and files that are checked. A folder joins this list when it is clean.
 const CLEAN: &[&str] = &[
@@ -103,9 +106,8 @@ const DEFINES: &[&str] = &["fn", "struct", "enum", "trait", "mod", "const", "sta
 #[test]
 fn clean_folders_stay_in_plain_english() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    CLEAN.iter().for_each(|path| collect(&root.join(path), &mut files));
-    files.sort();
+    let below = |path| sources::files(&root.join(path), &["rs", "md"]);
+    let files: Vec<_> = CLEAN.iter().flat_map(below).collect();
     assert!(files.len() > 10, "only {} files found: {CLEAN:?}", files.len());
 
     let mut findings = Vec::new();
@@ -144,16 +146,6 @@ fn the_check_finds_what_it_is_for() {
     assert_eq!(found("fn life<'a>(a: &'a str) {} // fine\n"), 0);
     let markdown = "nobody\n\n```sh\nnobody\n```\n| nobody reads a long table |\n";
     assert_eq!(check_markdown(markdown).len(), 2, "in prose and in a table, not in code");
-}
-
-fn collect(path: &Path, files: &mut Vec<PathBuf>) {
-    let is_source = path.extension().is_some_and(|end| end == "rs" || end == "md");
-    if path.is_dir() && !path.ends_with("target") {
-        let entries = fs::read_dir(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-        entries.for_each(|entry| collect(&entry.expect("an entry").path(), files));
-    } else if is_source {
-        files.push(path.to_owned());
-    }
 }
 
 type Finding = (usize, String);

@@ -1,6 +1,9 @@
 //! Which types are `Send` and which are `Sync`: those in the table of the crate's documentation,
 //! and all other public types.
 
+#[path = "common/sources.rs"]
+mod sources;
+
 use uverbs::attributes::{Guid, Pacing};
 use uverbs::channel::Roots;
 use uverbs::clock::Conversion;
@@ -166,21 +169,11 @@ fn declared(code: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn sources(folder: &std::path::Path, into: &mut Vec<String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            into.push(std::fs::read_to_string(path).unwrap());
-        }
-    }
-}
-
 #[test]
 fn every_public_type_is_in_one_of_the_lists() {
-    let mut all = Vec::new();
-    sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = sources::files(&root.join("src"), &["rs"]).into_iter();
+    let all: Vec<_> = files.map(|file| std::fs::read_to_string(file).unwrap()).collect();
     let (_, tests) = include_str!("threads.rs").split_once("fn handles_and_parents").unwrap();
     let listed: Vec<_> = tests.split(|c: char| !c.is_alphanumeric()).collect();
     let types: Vec<_> = all.iter().flat_map(|code| declared(code)).collect();
