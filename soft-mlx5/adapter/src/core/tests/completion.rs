@@ -230,11 +230,7 @@ fn short_data_is_scattered_to_the_cqe_if_the_qp_requests_it() {
                 params.scatter_responder = mode;
                 host.create(params)
             });
-            for side in [0, 1] {
-                let gid = world.hosts[1 - side].gid;
-                let attributes = world.hosts[side].attributes(gid, qps[1 - side].qpn);
-                world.hosts[side].make_rts(&qps[side], &attributes);
-            }
+            world.connect(&qps, |_, _| {});
             let [a, b] = &mut world.hosts[..] else { unreachable!() };
             let (local, inbox) = (a.region(len, ALL), b.region(len, ALL));
             let data = a.fill(local, 5);

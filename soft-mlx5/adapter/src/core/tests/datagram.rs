@@ -259,15 +259,11 @@ fn infiniband_routes_by_lid() {
     };
     let mut cqs = [0, 1].map(|side| world.hosts[side].cq(6));
     let mut qps = [0, 1].map(|side| world.hosts[side].qp(QpType::Rc, &cqs[side]));
-    for side in [0, 1] {
-        let mut attributes = world.hosts[side].attributes(Gid::default(), qps[1 - side].qpn);
-        attributes.path = Some(AddressPath {
-            destination_lid: 2 - side as u16,
-            service_level: 5,
-            ..AddressPath::default()
-        });
-        world.hosts[side].make_rts(&qps[side], &attributes);
-    }
+    world.connect(&qps, |side, attributes| {
+        let destination_lid = 2 - side as u16;
+        let path = AddressPath { destination_lid, service_level: 5, ..AddressPath::default() };
+        attributes.path = Some(path);
+    });
     let inbox = world.hosts[1].region(64, ALL);
     world.hosts[1].post_receive(&mut qps[1], &[(inbox.address, 64, inbox.key)]);
     world.hosts[0].post(&mut qps[0], &Wr::send().inline(b"by LID"));

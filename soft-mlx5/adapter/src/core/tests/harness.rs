@@ -438,6 +438,20 @@ impl World {
         Self { hosts, now: 0, crossed: 0 }
     }
 
+    /// Connects the queue pairs of the first two hosts to each other.
+    pub(super) fn connect(
+        &mut self,
+        qps: &[QpHandle; 2],
+        mut attributes: impl FnMut(usize, &mut QpAttributes),
+    ) {
+        for side in [0, 1] {
+            let gid = self.hosts[1 - side].gid;
+            let mut wanted = self.hosts[side].attributes(gid, qps[1 - side].qpn);
+            attributes(side, &mut wanted);
+            self.hosts[side].make_rts(&qps[side], &wanted);
+        }
+    }
+
     /// Steps the devices until they have no work. Time does not pass.
     pub(super) fn run_until_idle(&mut self) {
         self.run_until_idle_with(&mut |_| Fate::Pass);
@@ -565,7 +579,7 @@ impl Pair {
         mut world: World,
         qp_type: QpType,
         mut params: impl FnMut(usize, &mut QpParams),
-        mut attributes: impl FnMut(usize, &mut QpAttributes),
+        attributes: impl FnMut(usize, &mut QpAttributes),
     ) -> Self {
         let cqs = [0, 1].map(|side| world.hosts[side].cq(8));
         let qps = [0, 1].map(|side| {
@@ -574,12 +588,7 @@ impl Pair {
             params(side, &mut wanted);
             host.create(wanted)
         });
-        for side in [0, 1] {
-            let gid = world.hosts[1 - side].gid;
-            let mut wanted = world.hosts[side].attributes(gid, qps[1 - side].qpn);
-            attributes(side, &mut wanted);
-            world.hosts[side].make_rts(&qps[side], &wanted);
-        }
+        world.connect(&qps, attributes);
         Self { world, qps, cqs }
     }
 

@@ -7,6 +7,7 @@ use uverbs_mlx5_format::{
 use zerocopy::IntoBytes;
 
 use super::harness::*;
+use super::windows::local_invalidate;
 use crate::core::*;
 
 type U = UmrControlSegment;
@@ -135,20 +136,7 @@ fn a_key_can_be_configured_again_and_is_invalidated() {
     let interleaved = interleaved(region, 1);
     let wr = configure(key, Access::REMOTE_WRITE, 5, &interleaved);
     assert_eq!(posted(&mut pair, 1, &wr), None);
-    // libmlx5's encoding of an invalidation (`set_umr_control_seg`) requests the check of the QP.
-    let control = UmrControlSegment {
-        flags: U::FLAG_TRANSLATION_OFFSET | U::FLAG_INLINE | U::FLAG_CHECK_QPN,
-        mkey_mask: U64::new(U::MASK_FREE | U::MASK_KEY | U::MASK_QPN),
-        ..U::default()
-    };
-    let context = MkeyContextSegment {
-        free: MkeyContextSegment::FREE,
-        qpn_mkey: U32::new(ANY_QP << 8),
-        ..MkeyContextSegment::default()
-    };
-    let raw = [control.as_bytes(), context.as_bytes()].concat();
-    let wr = Wr { raw, ..Wr::new(Opcode::UMR).immediate(Opcode::UMR, key.0) };
-    assert_eq!(posted(&mut pair, 1, &wr), None);
+    assert_eq!(posted(&mut pair, 1, &local_invalidate(key)), None);
     let write = Wr::write(0, key).inline(&[1]);
     assert_eq!(posted(&mut pair, 0, &write), Some(Syndrome::REMOTE_ACCESS));
 }

@@ -24,11 +24,7 @@ fn pair_with(order: SrqOrder) -> (Pair, SrqHandle) {
         }
         host.create(params)
     });
-    for side in [0, 1] {
-        let gid = world.hosts[1 - side].gid;
-        let attributes = world.hosts[side].attributes(gid, qps[1 - side].qpn);
-        world.hosts[side].make_rts(&qps[side], &attributes);
-    }
+    world.connect(&qps, |_, _| {});
     (Pair { world, qps, cqs }, srq.unwrap())
 }
 

@@ -64,11 +64,7 @@ impl Tags {
             }
             host.create(params)
         });
-        for side in [0, 1] {
-            let gid = world.hosts[1 - side].gid;
-            let attributes = world.hosts[side].attributes(gid, qps[1 - side].qpn);
-            world.hosts[side].make_rts(&qps[side], &attributes);
-        }
+        world.connect(&qps, |_, _| {});
         let command = command_qp(&mut world.hosts[1], &srq, &cq);
         let outbox = world.hosts[0].region(8192, ALL);
         let inbox = world.hosts[1].region(8192, ALL);

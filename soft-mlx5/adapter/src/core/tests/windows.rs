@@ -51,7 +51,8 @@ fn bind(window: Mkey, new_variant: u8, qpn: Option<Qpn>, region: Region, access:
     Wr { raw, ..Wr::new(Opcode::UMR).immediate(Opcode::UMR, window.0) }
 }
 
-fn local_invalidate(key: Mkey) -> Wr {
+/// libmlx5's encoding of an invalidation (`set_umr_control_seg`) requests the check of the QP.
+pub(super) fn local_invalidate(key: Mkey) -> Wr {
     let control = UmrControlSegment {
         flags: U::FLAG_TRANSLATION_OFFSET | U::FLAG_INLINE | U::FLAG_CHECK_QPN,
         mkey_mask: U64::new(U::MASK_FREE | U::MASK_KEY | U::MASK_QPN),
