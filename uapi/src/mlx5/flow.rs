@@ -1,4 +1,4 @@
-//! Flow rules, counters and firmware events.
+//! Flow rules and their counters.
 
 crate::macros::abi_structs! {
     /// One counter of a rule and its position in the counters object.

@@ -7,7 +7,9 @@ crate::macros::abi_structs! {
     struct CreateWq = "struct mlx5_ib_create_wq", 48 {
         @0 buf_addr: u64,
         @8 db_addr: u64,
+        /// WQEs in the queue.
         @16 rq_wqe_count: u32,
+        /// Binary logarithm of a WQE's bytes.
         @20 rq_wqe_shift: u32,
         @24 user_index: u32,
         @28 flags: WqFlags,

@@ -23,13 +23,13 @@ crate::macros::abi_structs! {
         @24 max_wr: u32,
         @28 max_sge: u32,
         @32 srq_limit: u32,
-        /// Tags, for tag matching.
+        /// Most entries of the list of tags, for tag matching.
         @36 max_num_tags: u32,
         @40 xrcd_handle: u32,
         @44 cq_handle: u32,
     }
 
-    /// The queue.
+    /// The queue, and what was granted.
     struct CreateSrqResp = "struct ib_uverbs_create_srq_resp", 16 {
         @0 srq_handle: u32,
         @4 max_wr: u32,
