@@ -88,13 +88,13 @@ pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     mask & !dropped.bits()
 }
 
-/// Whether `mask` names attributes that there are not.
+/// Whether `mask` has bits of no attribute.
 pub(crate) fn are_unknown(mask: u32) -> bool {
     !KNOWN.union(QpAttrMask::CAP).contains(QpAttrMask::from_bits_retain(mask))
 }
 
-/// Whether `mask` names attributes that the kernel accepts on other ports and for other types only,
-/// so that it says EINVAL of them, and not that the device lacks them.
+/// Whether `mask` names attributes that the kernel accepts only on other ports or for other types:
+/// it refuses them with EINVAL, and not as attributes that the device lacks.
 pub(crate) fn are_of_others(kind: u32, mask: u32) -> bool {
     let mask = QpAttrMask::from_bits_retain(mask);
     mask.contains(QpAttrMask::ALT_PATH) || mask.contains(QpAttrMask::RATE_LIMIT) && kind != RAW

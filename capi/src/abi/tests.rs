@@ -11,7 +11,7 @@ const GROWN: &[&str] = &["ibv_qp_ex", "ibv_port_attr", "verbs_context"];
 /// Fields that rdma-core 44 does not have.
 const NEW: &[&str] = &["wr_flush", "active_speed_ex"];
 
-/// Tests that need a program or a header that is missing say so, and fail in CI.
+/// Prints why a test is skipped: a program or a header is missing. In CI the test fails instead.
 fn skip(reason: &str) {
     eprintln!("skipped: {reason}");
     assert!(std::env::var_os("CI").is_none(), "{reason}");

@@ -169,7 +169,7 @@ pub(crate) unsafe extern "C" fn query_device(
     }
 }
 
-/// What takes no further call; the mask says what is filled in.
+/// The fields that need no further call; `comp_mask` names them.
 fn filled(attributes: &DeviceAttributes) -> DeviceContext {
     let own = &attributes.mlx5;
     let (parsing, strides) = (own.sw_parsing_caps, own.striding_rq_caps);
