@@ -40,7 +40,7 @@ fn a_raw_packet_queue_pair_needs_only_a_port() {
         QpAttributes::to(State::Init).port(1),
     ];
     for step in steps {
-        // This poll also removes completions of before a reset.
+        // This poll also removes completions from before a reset.
         assert!(setup.cq.poll().is_err());
         let wrong = qp.modify(&step.qkey(1)).unwrap_err();
         assert_eq!((wrong.kind(), wrong.is_from_kernel()), (ErrorKind::InvalidInput, false));

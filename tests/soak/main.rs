@@ -34,7 +34,7 @@ fn duration() -> Duration {
     Duration::from_secs(set.unwrap_or(1))
 }
 
-/// Descriptors and pages are counted per process, so the links take turns.
+/// Descriptors and pages are counted per process, so one link runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -56,7 +56,7 @@ pub(crate) fn run(theirs: &mut Libmlx5Queues, name: &str) -> Option<u64> {
     }
 }
 
-/// Octowords between control segment and data, and the opcode of `ibv_post_send`.
+/// Octowords between control segment and data. `None` for operations that are not compared.
 fn header(operation: &str) -> Option<usize> {
     Some(match operation {
         "send" | "send_imm" => 0,

@@ -1,4 +1,4 @@
-//! The measured part of a case: timed, and counted if callgrind watches.
+//! The measured part of a case: timed, and counted under callgrind.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use super::valgrind;
 /// Operations per timed batch.
 pub(crate) const OPERATIONS: usize = 256;
 
-/// Runs the measured part; nanoseconds.
+/// Runs the measured part, and returns how many nanoseconds it took.
 #[inline(always)]
 pub(crate) fn measured(work: impl FnOnce()) -> u64 {
     valgrind::toggle_collect();

@@ -1,7 +1,7 @@
 //! The software ConnectX itself, independent of its front end.
 //!
 //! [`core`] is a state machine without I/O, threads or clock: objects, execution of work-queue
-//! entries, the RC, UC, UD and XRC transports, frames. [`memory`] accesses the host's bytes.
+//! entries, the RC, UC, UD, XRC and DC transports, frames. [`memory`] accesses the host's bytes.
 //! [`firmware`] executes commands about its objects. `uverbs-soft` has the character device in
 //! front of it, `uverbs-soft-pci` the PCI function.
 

@@ -32,7 +32,7 @@ pub(super) struct Worker {
     deadline: Option<u64>,
     /// Empty between two sends; kept for its allocation.
     outgoing: Vec<Packet>,
-    /// Buffers of the wire's side. Each packet that crosses to the core is paid back with an empty
+    /// Buffers of the wire's side. Each packet that crosses to the core is exchanged for an empty
     /// one, so neither side's pool runs dry.
     pool: PacketPool,
 }
