@@ -121,10 +121,9 @@ impl ListenerBuilder {
     /// How many peers may have a queue pair before they have confirmed the connection; 256 by
     /// default. A peer that never confirms counts for a minute or so, until the connection manager
     /// gives it up. Peers of one address get at most three quarters of these places. When all are
-    /// taken, the peer that has been silent the longest (for 5 s at least) of the address with the
-    /// most is refused, in favour of an address with few. So silent peers of some addresses do
-    /// not keep others out. Further requests wait without a queue pair, as many as the
-    /// [backlog](Self::backlog) allows. The listener refuses more
+    /// taken, the address with the most peers loses its oldest one, if that has been silent for
+    /// 5 s, to an address with at least two fewer. Further requests wait without a queue pair, as
+    /// many as the [backlog](Self::backlog) allows. The listener refuses more
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
     /// many peers wait".
     pub fn half_open(mut self, peers: u32) -> Self {

@@ -150,11 +150,10 @@ impl Config {
     /// The most peers for which a listener has queues, a ring and send buffers before they have
     /// confirmed their connection; 256 by default. A peer that never confirms counts for about a
     /// minute, until the connection manager gives it up. Peers of one address get at most three
-    /// quarters of these places. When all are taken, the peer that has been silent the longest (for
-    /// 5 s at least) of the address with the most is refused, in favour of an address with
-    /// few. So silent peers of some addresses do not keep others out. Further peers wait without
-    /// queues and buffers, as many as the [backlog](Self::backlog) allows. The listener refuses
-    /// more.
+    /// quarters of these places. When all are taken, the address with the most peers loses its
+    /// oldest one, if that has been silent for 5 s, to an address with at least two fewer. Further
+    /// peers wait without queues and buffers, as many as the [backlog](Self::backlog) allows. The
+    /// listener refuses more.
     pub fn half_open(mut self, peers: u32) -> Self {
         self.half_open = peers;
         self
