@@ -3,6 +3,7 @@
 
 mod alone;
 mod behaviour;
+mod cancelled;
 mod dropped;
 mod edges;
 mod forked;

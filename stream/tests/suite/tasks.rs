@@ -17,10 +17,10 @@ use crate::alone;
 use crate::network::{address, config};
 use crate::random::{Random, pattern};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The operations of a network in tasks.
-trait Tasks: 'static {
+pub(crate) trait Tasks: 'static {
     type Listener: Send + Sync + 'static;
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     fn listen() -> impl Future<Output = (Self::Listener, SocketAddr)> + Send;
@@ -36,8 +36,8 @@ trait Tasks: 'static {
     }
 }
 
-struct Rdma;
-struct Tcp;
+pub(crate) struct Rdma;
+pub(crate) struct Tcp;
 
 impl Tasks for Rdma {
     type Listener = Listener;
@@ -86,6 +86,8 @@ macro_rules! both_in_tasks {
         }
     };
 }
+
+pub(crate) use both_in_tasks;
 
 both_in_tasks!(
     echo_in_one_task,
