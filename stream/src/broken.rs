@@ -44,6 +44,11 @@ impl std::error::Error for Broken {
 }
 
 impl Broken {
+    /// Whether a socket would have been reset.
+    pub(crate) fn is_reset(&self) -> bool {
+        self.kind() == io::ErrorKind::ConnectionReset
+    }
+
     fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Disconnected | Self::Failed(_) => io::ErrorKind::ConnectionReset,

@@ -43,6 +43,8 @@ pub(crate) struct Core {
     end: End,
     is_read_shut: bool,
     broken: Option<Broken>,
+    /// The sides that were told of a reset. Then the stream has ended for them, as a socket has.
+    knows_of_reset: [bool; 2],
     /// The connection manager reported that the connection has ended.
     is_disconnected: bool,
     /// The completion queue is armed: the next completion raises an event.
@@ -75,6 +77,7 @@ impl Core {
             end: End::Open,
             is_read_shut: false,
             broken: None,
+            knows_of_reset: [false; 2],
             is_disconnected: false,
             is_armed: false,
             is_watched: false,
@@ -187,14 +190,23 @@ impl Core {
         self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.into()))
     }
 
+    /// [`Core::check`] for a side that reads or writes.
+    fn tell(&mut self, side: Side) -> io::Result<()> {
+        let is_reset = self.broken.as_ref().is_some_and(Broken::is_reset);
+        self.knows_of_reset[side as usize] |= is_reset;
+        self.check()
+    }
+
     /// Bytes that a reader can take; `Some(0)` is the end of the stream.
     pub(crate) fn readable(&mut self) -> Attempt<usize> {
         if self.incoming.available() == 0 {
             self.progress();
         }
+        let is_over =
+            self.incoming.finished || self.is_read_shut || self.knows_of_reset[Side::Read as usize];
         match self.incoming.available() {
-            0 if self.incoming.finished || self.is_read_shut => Ok(Some(0)),
-            0 => self.check().map(|()| None),
+            0 if is_over => Ok(Some(0)),
+            0 => self.tell(Side::Read).map(|()| None),
             bytes => Ok(Some(bytes)),
         }
     }
@@ -234,13 +246,16 @@ impl Core {
     }
 
     /// An error if this side can never send again.
-    fn check_writable(&self) -> io::Result<()> {
+    fn check_writable(&mut self) -> io::Result<()> {
         if self.end != End::Open {
             let cause = "the stream was shut down for writing";
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, cause));
         }
-        self.check()?;
-        if self.is_disconnected {
+        let is_over = self.knows_of_reset[Side::Write as usize];
+        if !is_over {
+            self.tell(Side::Write)?;
+        }
+        if is_over || self.is_disconnected {
             let cause = "the peer has closed the connection";
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, cause));
         }

@@ -67,8 +67,8 @@ fn an_idle_peer_is_a_reset(own: &Own, end: &impl End) {
             peer.kill();
             is_reset(reading.join().unwrap());
         });
-        is_reset(end.read(&mut stream, &mut [0; 8]));
         is_reset(end.write(&mut stream, b"x"));
+        assert_eq!(end.read(&mut stream, &mut [0; 8]).unwrap(), 0, "the reader was told");
         drops_at_once(stream);
     });
 }

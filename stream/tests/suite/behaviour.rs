@@ -23,6 +23,7 @@ crate::both!(
     several_threads_accept_peers_that_leave_at_once,
     dropping_ends_the_stream,
     an_abort_is_a_reset,
+    a_reset_is_reported_once,
     nothing_is_nothing,
     vectored,
     two_threads_use_the_halves,
@@ -209,6 +210,20 @@ fn an_abort_is_a_reset<N: Network>() {
     let reading = thread::spawn(move || client.read(&mut [0; 8]).unwrap_err());
     server.abort();
     assert_eq!(reading.join().unwrap().kind(), ErrorKind::ConnectionReset);
+}
+
+/// After that the stream has ended.
+fn a_reset_is_reported_once<N: Network>() {
+    let (server, mut client) = N::pair();
+    server.abort();
+    assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    // A socket tells one side, a stream both.
+    let known = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+    assert!(known.contains(&client.write(b"x").unwrap_err().kind()));
+    for _ in 0..3 {
+        assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+        assert_eq!(client.write(b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
 }
 
 fn nothing_is_nothing<N: Network>() {
