@@ -122,7 +122,7 @@ impl Read for ReadHalf {
         for buffer in into.iter_mut().filter(|buffer| !buffer.is_empty()) {
             // Only the first buffer waits. The others take what has arrived already.
             if done > 0
-                && self.shared.lock().incoming.available() == 0
+                && self.shared.lock()?.incoming.available() == 0
                 && self.buffer.left().is_empty()
             {
                 break;

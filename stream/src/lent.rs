@@ -18,7 +18,7 @@ pub struct Lent<'a> {
 
 impl<'a> Lent<'a> {
     pub(crate) fn new(shared: &'a Shared) -> io::Result<Self> {
-        let [first, second] = shared.lock().incoming.parts();
+        let [first, second] = shared.lock()?.incoming.parts();
         let ring = shared.ring();
         let parts = [ring.part(first.0, first.1)?, ring.part(second.0, second.1)?];
         Ok(Self { shared, parts })
@@ -43,7 +43,7 @@ impl<'a> Lent<'a> {
     /// Gives the first `bytes` back to the peer to write to; all of them if there are fewer. The
     /// next read begins after them.
     pub fn consume(self, bytes: usize) {
-        self.shared.lock().consume(bytes.min(self.len()));
+        let _ = self.shared.lock().map(|mut core| core.consume(bytes.min(self.len())));
     }
 }
 
@@ -68,7 +68,7 @@ impl<'a> Reservation<'a> {
             return Ok(());
         }
         self.slot.set_len(bytes.min(self.slot.len()));
-        self.shared.lock().post(self.slot)
+        self.shared.lock()?.post(self.slot)
     }
 }
 

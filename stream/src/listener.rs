@@ -350,7 +350,7 @@ impl Established {
         let Pending { id, prepared, peer } = self.pending;
         let shared = Shared::new((id, self.channel?), prepared, &peer, config)?;
         if self.has_left {
-            shared.lock().disconnected();
+            shared.lock()?.disconnected();
         }
         Ok(shared)
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -26,6 +26,7 @@ pub(crate) struct Shared {
     id: Id,
     manager: Channel,
     core: Mutex<Core>,
+    process: u32,
     /// Notified when the sleeping thread has handled the device's events.
     looked: Condvar,
     completions: CompletionChannel,
@@ -81,6 +82,7 @@ impl Shared {
             id,
             manager,
             core: Mutex::new(core),
+            process: std::process::id(),
             looked: Condvar::new(),
             completions,
             context,
@@ -98,8 +100,24 @@ impl Shared {
     }
 
     /// A panic of another thread leaves nothing half done that matters here.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    ///
+    /// # Errors
+    /// `PermissionDenied` in a forked child, where the thread that holds the lock does not exist.
+    pub(crate) fn lock(&self) -> io::Result<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Ok(core),
+            Err(TryLockError::Poisoned(core)) => Ok(core.into_inner()),
+            Err(TryLockError::WouldBlock) => self.wait_for_lock(),
+        }
+    }
+
+    #[cold]
+    fn wait_for_lock(&self) -> io::Result<MutexGuard<'_, Core>> {
+        if std::process::id() != self.process {
+            let cause = "this process is a forked child of the one that opened the stream";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, cause));
+        }
+        Ok(self.core.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn ring(&self) -> MemoryView<'_> {
@@ -138,7 +156,7 @@ impl Shared {
         side: Side,
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Attempt<T> {
-        let mut core = self.lock();
+        let mut core = self.lock()?;
         core.waiting.tries(side, self.readiness.get());
         attempt(&mut core)
     }
@@ -163,7 +181,10 @@ impl Shared {
         readable: [bool; 2],
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> (bool, Attempt<T>) {
-        let mut core = self.lock();
+        let mut core = match self.lock() {
+            Ok(core) => core,
+            Err(error) => return (false, Err(error)),
+        };
         core.require_opener();
         core.waiting.tries(side, self.readiness.get());
         // A thread that sleeps takes the events itself.
@@ -188,11 +209,11 @@ impl Shared {
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> Attempt<T> {
         if !time.is_zero() {
-            self.lock().require_opener();
+            self.lock()?.require_opener();
         }
         while start.elapsed() < time {
             self.context.poll_idle();
-            if let Some(result) = attempt(&mut self.lock())? {
+            if let Some(result) = attempt(&mut *self.lock()?)? {
                 return Ok(Some(result));
             }
         }
@@ -206,7 +227,7 @@ impl Shared {
         deadline: Option<Instant>,
         attempt: &mut impl FnMut(&mut Core) -> Attempt<T>,
     ) -> io::Result<T> {
-        let mut core = self.lock();
+        let mut core = self.lock()?;
         core.require_opener();
         loop {
             if !core.is_watched {
@@ -253,7 +274,7 @@ impl Shared {
         core.is_watched = true;
         drop(core);
         let waited = self.context.wait_readable(&self.files(), left);
-        let mut core = self.lock();
+        let mut core = self.lock()?;
         core.is_watched = false;
         // A notification is a system call, also if no thread waits.
         if core.followers > 0 {
@@ -338,7 +359,7 @@ impl Shared {
     pub(crate) fn readiness(&self) -> io::Result<BorrowedFd<'_>> {
         if self.readiness.get().is_none() {
             let made = Readiness::new(self.files())?;
-            let mut core = self.lock();
+            let mut core = self.lock()?;
             let _ = self.readiness.set(made);
             core.arm();
             // Completions from before the arming raise no event.
@@ -351,7 +372,7 @@ impl Shared {
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) {
-        let mut core = self.lock();
+        let Ok(mut core) = self.lock() else { return };
         if how != Shutdown::Read {
             core.finish();
             core.waiting.tries(Side::Write, self.readiness.get());
@@ -372,7 +393,7 @@ impl Shared {
     /// Ends the data of this side, unless dropping the stream aborts it.
     pub(crate) fn finish_unless_aborting(&self) {
         if !self.linger().is_zero() {
-            self.lock().finish();
+            let _ = self.lock().map(|mut core| core.finish());
         }
     }
 
@@ -384,7 +405,7 @@ impl Shared {
     /// Ends the data of this side. Not if dropping the stream aborts it, or nothing more can be
     /// sent: returns false then.
     fn ends_in_order(&self) -> bool {
-        let mut core = self.lock();
+        let Ok(mut core) = self.lock() else { return false };
         let ends = !self.linger().is_zero() && !core.is_over();
         if ends {
             core.finish();
@@ -396,7 +417,9 @@ impl Shared {
     #[cfg(feature = "tokio")]
     pub(crate) fn awaits_delivery(&self) -> bool {
         let is_late = || self.delivery_deadline().is_some_and(|at| Instant::now() >= at);
-        self.ends_in_order() && !is_late() && matches!(self.lock().finished(), Ok(None))
+        self.ends_in_order()
+            && !is_late()
+            && matches!(self.lock().and_then(|mut core| core.finished()), Ok(None))
     }
 
     /// Ends the data of this side, and waits until the peer's device has all of it, unless dropping

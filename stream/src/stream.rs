@@ -168,7 +168,7 @@ impl Stream {
     /// # Errors
     /// None.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.shared().lock().failure())
+        Ok(self.shared().lock()?.failure())
     }
 
     /// Reads and leaves the bytes where they are: the next read finds them again.

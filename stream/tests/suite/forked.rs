@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +26,43 @@ fn in_child(run: impl FnOnce()) {
             assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
         }
     }
+}
+
+#[test]
+fn a_child_waits_for_no_thread_of_the_parent() {
+    alone::run("forked::a_stream_that_another_thread_uses");
+}
+
+/// At most forks the other thread has the stream's lock, which nothing unlocks in the child.
+#[test]
+#[ignore = "another test runs it"]
+fn a_stream_that_another_thread_uses() {
+    if !alone::is_alone() {
+        return;
+    }
+    let (server, client) = Rdma::pair();
+    server.set_nonblocking(true).unwrap();
+    let (mut read, write) = server.into_split();
+    let mut write = Some(write);
+    let mut client = Some(client);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                assert_eq!(read.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+            }
+        });
+        for _ in 0..30 {
+            in_child(|| {
+                let writing = write.as_mut().unwrap().write(b"x");
+                assert_eq!(writing.unwrap_err().kind(), ErrorKind::PermissionDenied);
+                drop(write.take());
+                drop(client.take());
+            });
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(write.as_mut().unwrap().write(b"x").unwrap(), 1);
 }
 
 #[test]
