@@ -5,12 +5,15 @@
 //! like any access, and reports a bad address instead of crashing.
 #![allow(unsafe_code)]
 
+use std::io::{IoSlice, IoSliceMut};
+
 use nix::errno::Errno;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
 
 /// This process.
 pub fn own_pid() -> libc::pid_t {
-    // SAFETY: takes no arguments and cannot fail.
-    unsafe { libc::getpid() }
+    nix::unistd::getpid().as_raw()
 }
 
 /// Copies `into.len()` bytes from `address` of a process.
@@ -21,13 +24,8 @@ pub fn read(process: libc::pid_t, address: u64, into: &mut [u8]) -> Result<(), E
     if into.is_empty() {
         return Ok(());
     }
-    // SAFETY: the local vector is `into` itself; the kernel checks the remote one.
-    let copied = unsafe {
-        let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        let remote = libc::iovec { iov_base: address as *mut _, iov_len: into.len() };
-        libc::process_vm_readv(process, &local, 1, &remote, 1, 0)
-    };
-    whole(copied, into.len())
+    let (process, remote) = (Pid::from_raw(process), remote(address, into.len()));
+    whole(process_vm_readv(process, &mut [IoSliceMut::new(into)], &[remote]), remote.len)
 }
 
 /// Copies `bytes` to `address` of a process.
@@ -41,15 +39,12 @@ pub unsafe fn write(process: libc::pid_t, address: u64, bytes: &[u8]) -> Result<
     if bytes.is_empty() {
         return Ok(());
     }
-    // SAFETY: the local vector is only read; the kernel checks that the remote one may be written,
-    // and the caller guarantees that it may be overwritten.
-    let copied = unsafe {
-        let local =
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
-        libc::process_vm_writev(process, &local, 1, &remote, 1, 0)
-    };
-    whole(copied, bytes.len())
+    let (process, remote) = (Pid::from_raw(process), remote(address, bytes.len()));
+    whole(process_vm_writev(process, &[IoSlice::new(bytes)], &[remote]), remote.len)
+}
+
+fn remote(address: u64, len: usize) -> RemoteIoVec {
+    RemoteIoVec { base: address as usize, len }
 }
 
 /// Whether the copy itself was forbidden.
@@ -57,10 +52,10 @@ pub fn is_forbidden(error: Errno) -> bool {
     matches!(error, Errno::ENOSYS | Errno::EPERM)
 }
 
-fn whole(copied: isize, wanted: usize) -> Result<(), Errno> {
-    match usize::try_from(copied) {
+fn whole(copied: nix::Result<usize>, wanted: usize) -> Result<(), Errno> {
+    match copied {
         Ok(length) if length == wanted => Ok(()),
-        Err(_) if is_forbidden(Errno::last()) => Err(Errno::last()),
+        Err(error) if is_forbidden(error) => Err(error),
         _ => Err(Errno::EFAULT),
     }
 }
