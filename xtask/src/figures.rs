@@ -42,94 +42,83 @@ const COUNT: &str = "libmlx5_instr";
 const BEGIN: &str = "<!-- cargo xtask figures: ";
 const END: &str = "<!-- end of figures -->\n";
 
-/// Instructions of one operation: of a case here, or of libmlx5's counterpart.
-enum Count {
-    Ours(&'static str),
-    Rival(&'static str),
-}
-use Count::{Ours, Rival};
-
-/// A row: its name, and two cells of any number of counts.
-type Row = (&'static str, &'static [Count], &'static [Count]);
+/// A row: its name, and the cases of two cells: ours, and libmlx5's counterparts.
+type Row = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const TABLE: &[Row] = &[
     (
         "RDMA write, 16 bytes inline, length constant / known at run time",
-        &[Ours("write_inline_16_fixed"), Ours("write_inline_16")],
-        &[Rival("write_inline_16")],
+        &["write_inline_16_fixed", "write_inline_16"],
+        &["write_inline_16"],
     ),
     (
         "RDMA write, 64 bytes inline, length constant / at run time",
-        &[Ours("write_inline_64_fixed"), Ours("write_inline_64")],
-        &[Rival("write_inline_64")],
+        &["write_inline_64_fixed", "write_inline_64"],
+        &["write_inline_64"],
     ),
     (
         "RDMA write, one SGE / made for this request",
-        &[Ours("write_sge"), Ours("write_sge_made")],
-        &[Rival("write_sge")],
+        &["write_sge", "write_sge_made"],
+        &["write_sge"],
     ),
-    ("send, one SGE", &[Ours("send_sge")], &[Rival("send_sge")]),
+    ("send, one SGE", &["send_sge"], &["send_sge"]),
     (
         "32 writes, one SGE each, one doorbell, per write / made for this request",
-        &[Ours("write_sge_32"), Ours("write_sge_made_32")],
-        &[Rival("write_sge_32")],
+        &["write_sge_32", "write_sge_made_32"],
+        &["write_sge_32"],
     ),
     (
         "32 writes, 16 bytes inline, length constant / at run time",
-        &[Ours("write_inline_16_fixed_32"), Ours("write_inline_16_32")],
-        &[Rival("write_inline_16_32")],
+        &["write_inline_16_fixed_32", "write_inline_16_32"],
+        &["write_inline_16_32"],
     ),
     (
         "a write whose operation is known at run time only, alone / in a list of 16",
-        &[Ours("list1 write sges 1"), Ours("list16 write sges 1")],
-        &[Rival("list1 write sges 1"), Rival("list16 write sges 1")],
+        &["list1 write sges 1", "list16 write sges 1"],
+        &["list1 write sges 1", "list16 write sges 1"],
     ),
     (
         "UD send, 16 bytes inline, length at run time",
-        &[Ours("ud_send_inline_16")],
-        &[Rival("ud_send_inline_16")],
+        &["ud_send_inline_16"],
+        &["ud_send_inline_16"],
     ),
     (
         "template with new data, length constant / at run time",
-        &[Ours("template_payload_fixed"), Ours("template_payload")],
+        &["template_payload_fixed", "template_payload"],
         &[],
     ),
-    ("template with new address", &[Ours("template_address")], &[]),
-    (
-        "receive, alone / in 32",
-        &[Ours("recv"), Ours("recv_32")],
-        &[Rival("recv"), Rival("recv_32")],
-    ),
-    ("receive on an SRQ, alone", &[Ours("srq_recv")], &[Rival("srq_recv")]),
-    ("poll one", &[Ours("poll_send_1")], &[Rival("poll_send_1")]),
+    ("template with new address", &["template_address"], &[]),
+    ("receive, alone / in 32", &["recv", "recv_32"], &["recv", "recv_32"]),
+    ("receive on an SRQ, alone", &["srq_recv"], &["srq_recv"]),
+    ("poll one", &["poll_send_1"], &["poll_send_1"]),
     (
         "poll, per completion of 16: sends / receives",
-        &[Ours("poll_send_16"), Ours("poll_recv_16")],
-        &[Rival("poll_send_16"), Rival("poll_recv_16")],
+        &["poll_send_16", "poll_recv_16"],
+        &["poll_send_16", "poll_recv_16"],
     ),
-    ("poll, per completion of 16, alternating", &[Ours("poll_mixed_16")], &[]),
+    ("poll, per completion of 16, alternating", &["poll_mixed_16"], &[]),
     (
         "poll, 64 queue pairs in random order, of 16: sends / receives / alternating",
-        &[Ours("poll_64_sends_16"), Ours("poll_64_receives_16"), Ours("poll_64_both_16")],
-        &[Rival("poll_64_sends_16"), Rival("poll_64_receives_16"), Rival("poll_64_both_16")],
+        &["poll_64_sends_16", "poll_64_receives_16", "poll_64_both_16"],
+        &["poll_64_sends_16", "poll_64_receives_16", "poll_64_both_16"],
     ),
-    ("the same, alternating, one by one", &[Ours("poll_64_both_1")], &[Rival("poll_64_both_1")]),
+    ("the same, alternating, one by one", &["poll_64_both_1"], &["poll_64_both_1"]),
     (
         "the same, of 16, with immediate data / with timestamp and GRH flag",
-        &[Ours("poll_64_immediate_16"), Ours("poll_64_timestamp_16")],
-        &[Rival("poll_64_immediate_16"), Rival("poll_64_timestamp_16")],
+        &["poll_64_immediate_16", "poll_64_timestamp_16"],
+        &["poll_64_immediate_16", "poll_64_timestamp_16"],
     ),
     (
         "the same, receives with 32 bytes inside / one in 16 an error / of an SRQ",
-        &[Ours("poll_64_inline_32_16"), Ours("poll_64_error_16"), Ours("poll_64_srq_16")],
-        &[Rival("poll_64_inline_32_16"), Rival("poll_64_error_16"), Rival("poll_64_srq_16")],
+        &["poll_64_inline_32_16", "poll_64_error_16", "poll_64_srq_16"],
+        &["poll_64_inline_32_16", "poll_64_error_16", "poll_64_srq_16"],
     ),
     (
         "poll, 1,000 queue pairs, of 16: sends / alternating / with immediate data",
-        &[Ours("poll_1000_sends_16"), Ours("poll_1000_both_16"), Ours("poll_1000_immediate_16")],
-        &[Rival("poll_1000_sends_16"), Rival("poll_1000_both_16"), Rival("poll_1000_immediate_16")],
+        &["poll_1000_sends_16", "poll_1000_both_16", "poll_1000_immediate_16"],
+        &["poll_1000_sends_16", "poll_1000_both_16", "poll_1000_immediate_16"],
     ),
-    ("poll, nothing there", &[Ours("poll_empty")], &[Rival("poll_empty")]),
+    ("poll, nothing there", &["poll_empty"], &["poll_empty"]),
 ];
 
 /// Rows of points of the grid: their name, the case, and its sizes.
@@ -219,10 +208,9 @@ impl Counts {
     /// The pictures: the table's cases, and the grid.
     fn pictures(&self) -> [(&'static str, String); 2] {
         let mut cases: Vec<&str> = Vec::new();
-        for count in TABLE.iter().flat_map(|(_, ours, _)| *ours) {
-            match count {
-                Ours(case) if !cases.contains(case) => cases.push(case),
-                _ => {}
+        for case in TABLE.iter().flat_map(|(_, ours, _)| *ours) {
+            if !cases.contains(case) {
+                cases.push(case);
             }
         }
         let points = self.points.iter().map(String::as_str);
@@ -232,22 +220,10 @@ impl Counts {
         ]
     }
 
-    fn text(&self, count: &Count) -> String {
-        match count {
-            Ours(case) => text_of(&self.ours, case),
-            Rival(case) => text_of(&self.rival, case),
-        }
-    }
-
-    fn cell(&self, counts: &[Count]) -> String {
-        let texts: Vec<_> = counts.iter().map(|count| self.text(count)).collect();
-        if texts.is_empty() { "—".to_owned() } else { texts.join(" / ") }
-    }
-
     fn rows(&self) -> impl Iterator<Item = [String; 3]> {
-        TABLE
-            .iter()
-            .map(|(name, ours, rival)| [(*name).to_owned(), self.cell(ours), self.cell(rival)])
+        TABLE.iter().map(|(name, ours, rival)| {
+            [(*name).to_owned(), cell(&self.ours, ours), cell(&self.rival, rival)]
+        })
     }
 
     fn points(&self) -> impl Iterator<Item = [String; 3]> {
@@ -339,6 +315,11 @@ fn text_of(counts: &BTreeMap<String, f64>, case: &str) -> String {
     counts.get(case).map_or_else(|| format!("no `{case}`"), |count| format!("{count:.0}"))
 }
 
+fn cell(counts: &BTreeMap<String, f64>, cases: &[&str]) -> String {
+    let texts: Vec<_> = cases.iter().map(|case| text_of(counts, case)).collect();
+    if texts.is_empty() { "—".to_owned() } else { texts.join(" / ") }
+}
+
 /// A table with this head.
 fn rows_below(head: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
     let rows: String = rows.map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
@@ -355,23 +336,18 @@ fn filled(text: &str, name: &str, table: &str) -> String {
 
 /// A number in an object; `None` for `null` as well.
 fn field(line: &str, name: &str) -> Option<f64> {
-    let (_, value) = line.split_once(&format!("\"{name}\":"))?;
-    value[..value.find([',', '}'])?].parse().ok()
-}
-
-/// The case of an object.
-fn case_of(line: &str) -> Option<&str> {
-    line.strip_prefix("{\"case\":\"")?.split('"').next()
+    measured::field(line, name)?.parse().ok()
 }
 
 /// The objects whose case begins so, and what follows there.
 fn lines_of<'a>(text: &'a str, case: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
-    text.lines().filter_map(move |line| Some((case_of(line)?.strip_prefix(case)?, line)))
+    let rest = move |line| measured::field(line, "case")?.strip_prefix(case);
+    text.lines().filter_map(move |line| Some((rest(line)?, line)))
 }
 
 /// libmlx5's counts in what the benchmark prints: an object per line, `null` where there is none.
 fn counts_of(text: &str) -> BTreeMap<String, f64> {
-    let count = |line| Some((case_of(line)?.to_owned(), field(line, COUNT)?));
+    let count = |line| Some((measured::field(line, "case")?.to_owned(), field(line, COUNT)?));
     text.lines().filter_map(count).collect()
 }
 
@@ -389,10 +365,7 @@ pub(crate) fn take(root: &Path, printed: &[std::path::PathBuf]) -> Result<()> {
         counts.extend(counts_of(&text));
         scale = scale::merged(&scale, &text);
     }
-    let cells = TABLE.iter().flat_map(|(_, _, right)| *right);
-    let named: Vec<_> = cells
-        .filter_map(|count| if let Rival(case) = count { Some(*case) } else { None })
-        .collect();
+    let named: Vec<_> = TABLE.iter().flat_map(|(_, _, rival)| *rival).copied().collect();
     counts.retain(|case, _| ours.contains_key(case) || named.contains(&case.as_str()));
     let line = |(case, count): (&String, &f64)| {
         format!("{{\"case\":\"{case}\",\"{COUNT}\":{count:.2}}}\n")

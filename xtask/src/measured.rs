@@ -98,9 +98,11 @@ impl Table {
         let row = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         let head = row(self.columns.iter().map(|(head, _)| (*head).to_owned()).collect());
         let rule = format!("|{}\n", "---|".repeat(self.columns.len()));
-        let own = lines.lines().filter(|line| field(line, "table").as_deref() == Some(self.name));
+        let own = lines.lines().filter(|line| field(line, "table") == Some(self.name));
         let rows = own.map(|line| {
-            let value = |name: &&str| field(line, name).unwrap_or_else(|| format!("no `{name}`"));
+            let value = |name: &&str| {
+                field(line, name).map_or_else(|| format!("no `{name}`"), str::to_owned)
+            };
             let cell = |fields: &[&str]| fields.iter().map(value).collect::<Vec<_>>().join(" to ");
             row(self.columns.iter().map(|(_, fields)| cell(fields)).collect())
         });
@@ -109,13 +111,12 @@ impl Table {
 }
 
 /// A field's value in a line, without the quotes of a text.
-fn field(line: &str, name: &str) -> Option<String> {
+pub(super) fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, value) = line.split_once(&format!("\"{name}\":"))?;
-    let end = match value.strip_prefix('"') {
-        Some(text) => return text.split_once('"').map(|(text, _)| text.to_owned()),
-        None => value.find([',', '}'])?,
-    };
-    Some(value[..end].to_owned())
+    match value.strip_prefix('"') {
+        Some(text) => Some(text.split_once('"')?.0),
+        None => Some(&value[..value.find([',', '}'])?]),
+    }
 }
 
 /// A number in each line of a table, by `TABLE CASE` without the marks of code.
@@ -124,7 +125,7 @@ fn field(line: &str, name: &str) -> Option<String> {
 /// The file cannot be read.
 pub(super) fn numbers(root: &Path, table: &str, name: &str) -> Result<Vec<(String, f64)>> {
     let lines = fs::read_to_string(root.join(FILE))?;
-    let own = lines.lines().filter(|line| field(line, "table").as_deref() == Some(table));
+    let own = lines.lines().filter(|line| field(line, "table") == Some(table));
     let number = |line| {
         let case = field(line, "case")?.replace('`', "");
         Some((format!("{table} {case}"), field(line, name)?.parse().ok()?))
@@ -198,13 +199,13 @@ fn completed(new: &[&str], old: &[String]) -> Vec<String> {
             ["table", "case"].into_iter().all(|name| field(old, name) == of_line(name))
         };
         let old = old.iter().find(is_same);
-        let table = TABLES.iter().find(|table| Some(table.name) == of_line("table").as_deref());
+        let table = TABLES.iter().find(|table| Some(table.name) == of_line("table"));
         let names = table.into_iter().flat_map(|table| table.columns).flat_map(|(_, names)| *names);
         let missing: String = names
             .filter(|name| of_line(name).is_none())
             .map(|name| match old.and_then(|old| field(old, name)) {
                 Some(value) if value.parse::<f64>().is_ok() => format!(",\"{name}\":{value}"),
-                value => format!(",\"{name}\":\"{}\"", value.as_deref().unwrap_or("–")),
+                value => format!(",\"{name}\":\"{}\"", value.unwrap_or("–")),
             })
             .collect();
         format!("{}{missing}}}", line.trim_end_matches('}'))
