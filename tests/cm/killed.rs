@@ -13,7 +13,8 @@ use uverbs::soft::SoftDevice;
 use uverbs::{CompletionQueue, Context, Device, QueuePair};
 
 use crate::long::queue_pair;
-use crate::process::{Peer, wait_for_parent};
+use crate::peer::{Peer, wait_for_parent};
+use crate::process::start;
 use crate::{PATIENCE, address_of, listener, next, resolved};
 
 /// Prefix of a client's role; the last phase and the address follow.
@@ -110,7 +111,7 @@ fn a_listener_serves_the_next_client_after_one_that_was_killed() {
     let own = Own::new();
     for state in ["resolved", "asked"] {
         let (mut listener, to) = short_listener(&own.context);
-        let mut peer = Peer::start(&format!("{CLIENT}{state} {to}"));
+        let mut peer = start(&format!("{CLIENT}{state} {to}"));
         peer.after("ready");
         peer.kill();
         let context = own.context.clone();
@@ -128,7 +129,7 @@ fn accepting_a_killed_client_reports_that_it_ended() {
     for taken_first in [true, false] {
         let address = address_of(&own.context);
         let (channel, listening, to) = listener(&own.context, address, PortSpace::Tcp);
-        let mut peer = Peer::start(&format!("{CLIENT}asked {to}"));
+        let mut peer = start(&format!("{CLIENT}asked {to}"));
         peer.after("ready");
         let taken = taken_first.then(|| request(&channel));
         peer.kill();
@@ -152,7 +153,7 @@ fn accepting_a_killed_client_reports_that_it_ended() {
 fn a_client_killed_while_disconnecting_has_disconnected() {
     let own = Own::new();
     let (channel, listening, to) = listener(&own.context, address_of(&own.context), PortSpace::Tcp);
-    let mut peer = Peer::start(&format!("{CLIENT}leaving {to}"));
+    let mut peer = start(&format!("{CLIENT}leaving {to}"));
     let (mut qp, cq) = queue_pair(&own.context);
     let id = request(&channel).accept(&mut qp, &AcceptOptions::default()).unwrap();
     assert!(matches!(next(&channel).kind, EventKind::Established));
@@ -176,7 +177,7 @@ fn connector(context: &Context) -> Connector {
 
 /// A server in the other process, and where it listens.
 fn serving(phase: &str) -> (Peer, SocketAddr) {
-    let mut peer = Peer::start(&format!("{SERVER}{phase}"));
+    let mut peer = start(&format!("{SERVER}{phase}"));
     let to = peer.after("address ").parse().unwrap();
     (peer, to)
 }

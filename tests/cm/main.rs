@@ -16,6 +16,8 @@ mod long;
 mod many;
 #[path = "../faults_observed/network.rs"]
 mod network;
+#[path = "../common/peer.rs"]
+mod peer;
 mod process;
 mod short;
 mod tasks;

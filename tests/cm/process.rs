@@ -1,13 +1,9 @@
 //! A peer in another process, which is killed.
 
-use std::io::{BufRead, BufReader, Lines};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use uverbs::cm::{
     AcceptOptions, Channel, ConnectOptions, Connection, ConnectionRequest, Connector, EventKind,
     Listener, PortSpace,
@@ -16,14 +12,13 @@ use uverbs::cq::Status;
 use uverbs::qp::{AckTimeout, PostFlags};
 use uverbs::{Context, PollError, op};
 
-use crate::child::{end_after, in_child};
+use crate::child::in_child;
 use crate::killed;
 use crate::long::queue_pair;
+use crate::peer::{Peer, role, wait_for_parent};
 use crate::{PATIENCE, address_of, next, resolved};
 
-/// Environment variable of the peer process, with its role: [`LISTENS`], [`FORKS`], [`ASKS`] or the
-/// address to connect to.
-const PEER: &str = "UVERBS_CM_PEER";
+/// Roles of the peer process; any other one is the address to connect to.
 const LISTENS: &str = "listens";
 /// As [`LISTENS`], but a forked child waits once the connection is established.
 const FORKS: &str = "forks";
@@ -41,12 +36,6 @@ fn listener(context: &Context) -> (Listener, SocketAddr) {
     (listener, address)
 }
 
-/// Returns when the parent ends or closes the pipe.
-pub(crate) fn wait_for_parent() {
-    println!("\nready");
-    let _ = std::io::stdin().read_line(&mut String::new());
-}
-
 fn ask(context: &Context, address: SocketAddr) {
     let channel = Channel::of(context).unwrap();
     let id = resolved(&channel, address, PortSpace::Tcp);
@@ -58,8 +47,7 @@ fn ask(context: &Context, address: SocketAddr) {
 #[test]
 #[ignore = "the other process of the tests below"]
 fn peer() {
-    let Ok(role) = std::env::var(PEER) else { return };
-    end_after(300);
+    let Some(role) = role() else { return };
     let context = networked();
     if let Some(address) = role.strip_prefix(ASKS) {
         return ask(&context, address.parse().unwrap());
@@ -75,9 +63,9 @@ fn peer() {
         println!("\naddress {address}");
         listener.accept().unwrap()
     } else {
-        Connector::new().context(&context).timeout(PATIENCE).connect(role).unwrap()
+        Connector::new().context(&context).timeout(PATIENCE).connect(&*role).unwrap()
     };
-    if std::env::var(PEER).as_deref() == Ok(FORKS) {
+    if role == FORKS {
         in_child(wait_for_parent);
     } else {
         wait_for_parent();
@@ -85,73 +73,26 @@ fn peer() {
     drop(connection);
 }
 
-pub(crate) struct Peer {
-    child: Child,
-    /// The pipe that the peer and its children wait on.
-    input: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
+pub(crate) fn start(role: &str) -> Peer {
+    Peer::start("process::peer", role)
 }
 
-impl Peer {
-    pub(crate) fn start(role: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "process::peer", "--ignored", "--nocapture"]).env(PEER, role);
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // Taken out, because `Child::wait` closes it.
-        let input = child.stdin.take();
-        Self { child, input, lines }
-    }
-
-    /// A peer that has accepted a connection from this process.
-    fn connected(role: &str, context: &Context) -> (Self, Connection) {
-        let mut peer = Self::start(role);
-        let address = peer.after("address ");
-        let connector = Connector::new().context(context).timeout(PATIENCE);
-        let connector = connector.qp(|qp| qp.timeout = Some(AckTimeout::from_code(12)));
-        let client = connector.connect(address).unwrap();
-        peer.after("ready");
-        (peer, client)
-    }
-
-    /// The rest of the line that begins with this word.
-    pub(crate) fn after(&mut self, word: &str) -> String {
-        let mut found = self.lines.by_ref().map(|line| line.expect("the peer lives"));
-        found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
-    }
-
-    /// Returns when all of the peer's threads are stopped: the kernel notifies the parent after the
-    /// last one.
-    pub(crate) fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let peer = Pid::from_raw(self.child.id() as i32);
-        let status = waitpid(peer, Some(WaitPidFlag::WUNTRACED));
-        assert_eq!(status, Ok(WaitStatus::Stopped(peer, Signal::SIGSTOP)));
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A peer that has accepted a connection from this process.
+fn connected(role: &str, context: &Context) -> (Peer, Connection) {
+    let mut peer = start(role);
+    let address = peer.after("address ");
+    let connector = Connector::new().context(context).timeout(PATIENCE);
+    let connector = connector.qp(|qp| qp.timeout = Some(AckTimeout::from_code(12)));
+    let client = connector.connect(address).unwrap();
+    peer.after("ready");
+    (peer, client)
 }
 
 /// The kernel disconnects the connections of a process that ends.
 #[test]
 fn a_killed_server_disconnects_its_client() {
     let context = networked();
-    let (mut peer, mut client) = Peer::connected(LISTENS, &context);
+    let (mut peer, mut client) = connected(LISTENS, &context);
     assert!(!client.has_ended().unwrap());
     peer.kill();
     client.wait_disconnected(Some(PATIENCE)).unwrap();
@@ -161,13 +102,13 @@ fn a_killed_server_disconnects_its_client() {
 fn a_killed_client_disconnects_from_its_server() {
     let context = networked();
     let (mut listener, address) = listener(&context);
-    let mut peer = Peer::start(&address.to_string());
+    let mut peer = start(&address.to_string());
     let mut server = listener.accept().unwrap();
     peer.after("ready");
     peer.kill();
     server.wait_disconnected(Some(PATIENCE)).unwrap();
     // The listener still accepts.
-    let mut peer = Peer::start(&address.to_string());
+    let mut peer = start(&address.to_string());
     let mut server = listener.accept().unwrap();
     peer.after("ready");
     assert!(!server.has_ended().unwrap());
@@ -176,7 +117,7 @@ fn a_killed_client_disconnects_from_its_server() {
 #[test]
 fn a_killed_server_refuses_a_request_that_it_has_not_accepted() {
     let context = networked();
-    let mut peer = Peer::start(LISTENS);
+    let mut peer = start(LISTENS);
     let address: SocketAddr = peer.after("address ").parse().unwrap();
     let channel = Channel::of(&context).unwrap();
     let id = resolved(&channel, address, PortSpace::Tcp);
@@ -190,7 +131,7 @@ fn a_killed_server_refuses_a_request_that_it_has_not_accepted() {
 
 /// A peer whose request has arrived at this channel.
 fn asking(channel: &Channel, address: SocketAddr) -> (Peer, ConnectionRequest) {
-    let peer = Peer::start(&format!("{ASKS}{address}"));
+    let peer = start(&format!("{ASKS}{address}"));
     match next(channel).kind {
         EventKind::ConnectRequest(request) => (peer, request),
         other => panic!("{other:?}"),
@@ -216,11 +157,11 @@ fn a_client_killed_before_confirming_is_reported_as_a_rejection() {
 #[test]
 fn only_the_end_of_a_process_disconnects() {
     let context = networked();
-    let (stopped, mut one) = Peer::connected(LISTENS, &context);
+    let (stopped, mut one) = connected(LISTENS, &context);
     stopped.stop();
-    let (mut forked, mut two) = Peer::connected(FORKS, &context);
+    let (mut forked, mut two) = connected(FORKS, &context);
     forked.kill();
-    let (mut third, mut three) = Peer::connected(LISTENS, &context);
+    let (mut third, mut three) = connected(LISTENS, &context);
     third.kill();
     three.wait_disconnected(Some(PATIENCE)).unwrap();
     assert_eq!((one.has_ended().unwrap(), two.has_ended().unwrap()), (false, false));
@@ -238,7 +179,7 @@ fn only_the_end_of_a_process_disconnects() {
 #[test]
 fn sends_to_a_killed_peer_fail_and_disconnecting_does_not_wait() {
     let context = networked();
-    let (mut peer, mut client) = Peer::connected(LISTENS, &context);
+    let (mut peer, mut client) = connected(LISTENS, &context);
     peer.kill();
     let slab = client.resources.pd.create_slab(1, 16).unwrap();
     client.qp.post_send(op::Send, slab.take().unwrap(), PostFlags::SIGNALED).unwrap();

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, alarm, fork};
 
 /// Seconds after which a child is killed: far longer than a child needs on any machine.
 const PATIENCE: u32 = 60;
@@ -12,9 +12,9 @@ const PATIENCE: u32 = 60;
 pub(crate) enum Outcome {
     /// It ran to its end.
     Well,
-    /// It panicked, or a signal other than SIGALRM ended it.
+    /// It panicked, and printed why.
     Panicked,
-    /// It did not end in time, and SIGALRM ended it.
+    /// It did not end in time, and was killed.
     Hung,
 }
 
@@ -36,19 +36,13 @@ pub(crate) fn in_child_without_system_calls<T>(
     })
 }
 
-/// Kills this process after `seconds`, for processes whose output or end another one waits for.
-pub(crate) fn end_after(seconds: u32) {
-    // SAFETY: no memory is involved; the signal ends the process.
-    unsafe { libc::alarm(seconds) };
-}
-
 /// Runs `run` in a forked child.
 pub(crate) fn in_child(run: impl FnOnce()) -> Outcome {
     // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads'
     // is touched there, and the child leaves without unwinding into the test harness.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            end_after(PATIENCE);
+            alarm::set(PATIENCE);
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
             // SAFETY: ends the process at once.
             unsafe { libc::_exit(i32::from(result.is_err())) };

@@ -10,6 +10,8 @@ mod events;
 mod fork;
 mod limits;
 mod network;
+#[path = "../common/peer.rs"]
+mod peer;
 mod process;
 mod removal;
 mod table;

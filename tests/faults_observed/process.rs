@@ -1,7 +1,6 @@
 //! Peers that are killed, and forks during traffic.
 
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::process::{Child, Command, Stdio};
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -10,12 +9,11 @@ use uverbs::qp::{AckTimeout, Inline, PostFlags, State};
 use uverbs::qp_type::Rc;
 use uverbs::{Buffer, Endpoint, ErrorKind, ProtectionDomain, op, raw};
 
-use crate::child::{Outcome, end_after, in_child};
+use crate::child::{Outcome, in_child};
 use crate::common::{self, ALL_ACCESS, Setup, completion, success};
+use crate::peer::{Peer, role, wait_for_parent};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// Environment variable that makes this test program the peer.
-const PEER: &str = "UVERBS_FAULT_PEER";
 
 fn networked() -> Setup {
     Setup::on(uverbs::device("soft").unwrap().open().unwrap())
@@ -43,10 +41,9 @@ fn endpoint(text: &str) -> Endpoint {
 #[test]
 #[ignore = "the other process of sends_to_a_killed_peer_fail_within_the_timeout"]
 fn peer() {
-    if std::env::var_os(PEER).is_none() {
+    if role().is_none() {
         return;
     }
-    end_after(300);
     let setup = networked();
     let mut qp = queue_pair(&setup);
     println!("\nendpoint {}", hex(&qp.endpoint().to_bytes()));
@@ -57,55 +54,18 @@ fn peer() {
         unsafe { qp.post_receive(wr_id, &[]).unwrap() };
     }
     qp.connect(&endpoint(line.trim())).unwrap();
-    println!("\nready");
-    // The read returns when the parent has ended; usually the parent kills this process first.
-    line.clear();
-    let _ = std::io::stdin().read_line(&mut line);
-}
-
-struct Peer {
-    child: Child,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Peer {
-    fn start() -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "process::peer", "--ignored", "--nocapture"]).env(PEER, "1");
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output }
-    }
-
-    /// Reads up to the first line that begins with `word`, and returns the rest of that line.
-    fn hear(&mut self, word: &str) -> String {
-        let mut lines = self.output.by_ref().lines().map(Result::unwrap);
-        let line = lines.find(|line| line.starts_with(word)).expect("the peer speaks");
-        line[word.len()..].trim().to_owned()
-    }
-
-    fn tell(&mut self, text: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{text}").unwrap();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    wait_for_parent();
 }
 
 #[test]
 fn sends_to_a_killed_peer_fail_within_the_timeout() {
     let mut setup = networked();
     let mut qp = queue_pair(&setup);
-    let mut peer = Peer::start();
-    let theirs = endpoint(&peer.hear("endpoint"));
+    let mut peer = Peer::start("process::peer", "accepts");
+    let theirs = endpoint(&peer.after("endpoint "));
     qp.connect(&theirs).unwrap();
-    peer.tell(&hex(&qp.endpoint().to_bytes()));
-    peer.hear("ready");
+    writeln!(peer.input.as_ref().unwrap(), "{}", hex(&qp.endpoint().to_bytes())).unwrap();
+    peer.after("ready");
     // SAFETY: no memory is named.
     unsafe { qp.post_send(1, op::Send, (), SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 1);

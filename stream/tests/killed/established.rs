@@ -7,7 +7,8 @@ use std::time::Instant;
 use uverbs_stream::Broken;
 
 use crate::end::End;
-use crate::peer::{PATIENCE, Peer, pattern};
+use crate::peer::{PATIENCE, pattern};
+use crate::process::Peer;
 use crate::setup::{Own, serves_the_next};
 
 /// The peer as the client, then as the server.

@@ -19,4 +19,6 @@ macro_rules! both {
 mod end;
 mod established;
 mod peer;
+#[path = "../../../tests/common/peer.rs"]
+mod process;
 mod setup;

@@ -1,13 +1,9 @@
 //! The process that is killed.
 
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
 use uverbs::cm::{
     AcceptOptions, Channel, ConnectOptions, ConnectionRequest, EventKind, PortSpace, ReplyData,
     RequestData,
@@ -16,8 +12,7 @@ use uverbs::qp_type::Rc;
 use uverbs::{CompletionQueue, Context, QueuePair};
 use uverbs_stream::{Config, Stream};
 
-/// Tells this test program that it is the peer: `serve STAGE` or `connect STAGE ADDRESS`.
-const PEER: &str = "UVERBS_STREAM_PEER";
+use crate::process::{Peer, role, wait_for_parent};
 
 /// Bound on a wait that must end; only a defect reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,24 +26,17 @@ pub(crate) fn pattern(from: usize, count: usize) -> Vec<u8> {
     (from..from + count).map(|at| (at % 251) as u8).collect()
 }
 
+/// Its role is `serve STAGE` or `connect STAGE ADDRESS`.
 #[test]
 #[ignore = "the other process of the tests"]
 fn peer() {
-    let Ok(role) = std::env::var(PEER) else { return };
-    // The parent waits for this process's output without a bound of its own.
-    nix::unistd::alarm::set(300);
+    let Some(role) = role() else { return };
     let context = uverbs::device("soft").unwrap().open().unwrap();
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["serve", stage] => serve(&context, stage),
         ["connect", stage, to] => connect(&context, stage, to.parse().unwrap()),
         _ => panic!("{role}"),
     }
-}
-
-/// Prints that the stage is reached, and returns when the parent has ended.
-fn wait_to_be_killed() {
-    println!("\nready");
-    let _ = std::io::stdin().read_line(&mut String::new());
 }
 
 fn serve(context: &Context, stage: &str) {
@@ -58,7 +46,7 @@ fn serve(context: &Context, stage: &str) {
     let listener = Config::new().context(context).bind(address_of(context)).unwrap();
     println!("\naddress {}", listener.local_addr().unwrap());
     match stage {
-        "listening" => wait_to_be_killed(),
+        "listening" => wait_for_parent(),
         stage => established(listener.accept().unwrap().0, stage),
     }
 }
@@ -72,13 +60,13 @@ fn serve_by_steps(context: &Context, stage: &str) {
     println!("\naddress {}", listening.local_address().unwrap().unwrap());
     let request = request(&channel);
     if stage == "asked" {
-        return wait_to_be_killed();
+        return wait_for_parent();
     }
     let (mut qp, _cq) = queue_pair(context);
     let private_data = ReplyData::new(&OFFER).unwrap();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };
     let _id = request.accept(&mut qp, &options).unwrap();
-    wait_to_be_killed();
+    wait_for_parent();
 }
 
 fn connect(context: &Context, stage: &str, to: SocketAddr) {
@@ -97,7 +85,7 @@ fn connect_by_steps(context: &Context, stage: &str, to: SocketAddr) {
     id.resolve_route(PATIENCE).unwrap();
     assert!(matches!(next(&channel), EventKind::RouteResolved));
     if stage == "resolved" {
-        return wait_to_be_killed();
+        return wait_for_parent();
     }
     let (qp, _cq) = queue_pair(context);
     let private_data = RequestData::new(&OFFER).unwrap();
@@ -105,7 +93,7 @@ fn connect_by_steps(context: &Context, stage: &str, to: SocketAddr) {
     if stage == "answered" {
         assert!(matches!(next(&channel), EventKind::ConnectResponse(_)));
     }
-    wait_to_be_killed();
+    wait_for_parent();
 }
 
 /// The stages of an established stream; `established.rs` has the other end of each.
@@ -125,12 +113,12 @@ fn established(mut stream: Stream, stage: &str) {
         }
         _ => panic!("{stage}"),
     }
-    wait_to_be_killed();
+    wait_for_parent();
 }
 
 fn drop_and_wait(stream: Stream) {
     drop(stream);
-    wait_to_be_killed();
+    wait_for_parent();
 }
 
 fn write_for_ever(stream: &mut Stream) {
@@ -165,60 +153,19 @@ pub(crate) fn address_of(context: &Context) -> SocketAddr {
     SocketAddr::new(IpAddr::from(ipv4), 0)
 }
 
-/// The process, as its parent sees it.
-pub(crate) struct Peer {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
 impl Peer {
-    fn start(role: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "peer::peer", "--ignored", "--nocapture"]).env(PEER, role);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.expect("it starts");
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
-    }
-
     pub(crate) fn serving(stage: &str) -> (Self, SocketAddr) {
-        let mut peer = Self::start(&format!("serve {stage}"));
+        let mut peer = Self::start("peer::peer", &format!("serve {stage}"));
         let to = peer.after("address ").parse().unwrap();
         (peer, to)
     }
 
     pub(crate) fn connecting(stage: &str, to: SocketAddr) -> Self {
-        Self::start(&format!("connect {stage} {to}"))
-    }
-
-    /// The rest of the line that begins with this word.
-    fn after(&mut self, word: &str) -> String {
-        let mut found = self.lines.by_ref().map(|line| line.expect("the peer lives"));
-        found.find_map(|line| Some(line.strip_prefix(word)?.trim().to_owned())).unwrap()
+        Self::start("peer::peer", &format!("connect {stage} {to}"))
     }
 
     /// Waits until the process has reached its stage.
     pub(crate) fn wait_until_ready(&mut self) {
         self.after("ready");
-    }
-
-    /// Stops the process (SIGSTOP), and returns when all of its threads have stopped.
-    pub(crate) fn stop(&self) {
-        let peer = Pid::from_raw(self.child.id() as i32);
-        kill(peer, Signal::SIGSTOP).unwrap();
-        let told = waitpid(peer, Some(WaitPidFlag::WUNTRACED));
-        assert_eq!(told, Ok(WaitStatus::Stopped(peer, Signal::SIGSTOP)));
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -10,7 +10,8 @@ use uverbs::{Context, Device};
 use uverbs_stream::Config;
 
 use crate::end::End;
-use crate::peer::{PATIENCE, Peer, address_of};
+use crate::peer::{PATIENCE, address_of};
+use crate::process::Peer;
 
 /// A device on the loopback network.
 pub(crate) struct Own {
