@@ -23,40 +23,14 @@ impl Rejected {
 pub struct RejReason(pub u16);
 
 impl RejReason {
-    /// No queue pair is available.
-    pub const NO_QP: Self = Self(1);
-    /// No resources.
-    pub const NO_RESOURCES: Self = Self(3);
     /// The sender of REJ timed out while it waited for an answer.
     pub const TIMEOUT: Self = Self(4);
-    /// The request is not supported.
-    pub const UNSUPPORTED: Self = Self(5);
-    /// A communication id that does not exist.
-    pub const INVALID_COMM_ID: Self = Self(6);
     /// No id listens to the service id.
     pub const INVALID_SERVICE_ID: Self = Self(8);
-    /// The listener does not accept the transport service type.
-    pub const INVALID_TRANSPORT: Self = Self(9);
     /// The queue pair or the communication id belongs to a connection that still exists here.
     pub const STALE_CONNECTION: Self = Self(10);
-    /// The receiver's GID is not one of the port's.
-    pub const INVALID_GID: Self = Self(12);
-    /// The alternate path's GID is not one of the port's.
-    pub const INVALID_ALTERNATE_GID: Self = Self(19);
-    /// Connect to another port.
-    pub const PORT_REDIRECT: Self = Self(24);
-    /// The path MTU cannot be used.
-    pub const INVALID_MTU: Self = Self(26);
-    /// Too few responder resources.
-    pub const INSUFFICIENT_RESPONDER_RESOURCES: Self = Self(27);
     /// The consumer's own reason.
     pub const CONSUMER_DEFINED: Self = Self(28);
-    /// A communication id of the sender that is in use.
-    pub const DUPLICATE_LOCAL_COMM_ID: Self = Self(30);
-    /// A class version that is not supported.
-    pub const INVALID_CLASS_VERSION: Self = Self(31);
-    /// Enhanced connection establishment: the vendor's option is not supported.
-    pub const VENDOR_OPTION_NOT_SUPPORTED: Self = Self(35);
 }
 
 body! {

@@ -45,10 +45,6 @@ impl SidrStatus {
     pub const REJECT: Self = Self(2);
     /// No queue pair is available.
     pub const NO_QP: Self = Self(3);
-    /// Send the request to another port.
-    pub const REDIRECT: Self = Self(4);
-    /// A class version that is not supported.
-    pub const UNSUPPORTED_VERSION: Self = Self(5);
 }
 
 body! {
