@@ -1,10 +1,10 @@
 //! Flow counters: the frames that entries of flow tables count.
 
 use super::driver::{Driver, Input, Refused, run};
-use super::frames::{Receiver, Sender, frame, pair, station, steer_with};
+use super::frames::{Receiver, Sender, frame, pair, queue_tir, station, steer_with};
 use crate::bits::field;
 use crate::layout::ethernet::{
-    create_flow_group_in, flow_context, flow_counter, query_flow_counter_in, set_fte_in, tirc,
+    create_flow_group_in, flow_context, flow_counter, query_flow_counter_in, set_fte_in,
     traffic_counter,
 };
 
@@ -38,17 +38,12 @@ fn query(driver: &mut Driver, number: u32) -> [u64; 2] {
     counts(&driver.done(query_input(number), 32), 0)
 }
 
-fn queue_tir(driver: &mut Driver, receiver: &Receiver) -> u32 {
-    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(0x100), receiver.number.into());
-    driver.create(tir)
-}
-
 /// Two devices, a sender on the first, and a receiver with its TIR on the second.
 fn ready() -> ([Driver; 2], Sender, Receiver, u32) {
     let mut drivers = pair();
     let sender = Sender::new(&mut drivers[0]);
     let receiver = Receiver::new(&mut drivers[1]);
-    let tir = queue_tir(&mut drivers[1], &receiver);
+    let tir = queue_tir(&mut drivers[1], receiver.number);
     (drivers, sender, receiver, tir)
 }
 

@@ -194,8 +194,7 @@ fn a_frame_reaches_the_queue_of_its_table_entry() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
-    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
-    let tir = drivers[1].create(tir);
+    let tir = queue_tir(&mut drivers[1], receiver.number);
     steer(&mut drivers[1], station(2).mac(), tir);
     // The first frame has another address and must not arrive.
     sender.send(&mut drivers[0], &frame(station(3).mac(), 1));
@@ -253,10 +252,14 @@ fn a_hash_chooses_among_queues() {
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
 }
 
+/// A TIR that leads to the receive queue `number`.
+pub(super) fn queue_tir(driver: &mut Driver, number: u32) -> u32 {
+    driver.create(Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number.into()))
+}
+
 /// Steers frames for the second station to the queue `number` of its device.
 fn steer_to(drivers: &mut [Driver], number: u32) {
-    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number.into());
-    let tir = drivers[1].create(tir);
+    let tir = queue_tir(&mut drivers[1], number);
     steer(&mut drivers[1], station(2).mac(), tir);
 }
 
@@ -380,8 +383,7 @@ fn a_table_forwards_frames_without_an_entry() {
     let mut drivers = pair();
     let mut sender = Sender::new(&mut drivers[0]);
     let mut receiver = Receiver::new(&mut drivers[1]);
-    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
-    let tir = drivers[1].create(tir);
+    let tir = queue_tir(&mut drivers[1], receiver.number);
     let last = steer(&mut drivers[1], station(2).mac(), tir);
     // The new root table has no entry. It forwards to the earlier table.
     let first = table_input(0)
@@ -447,8 +449,7 @@ fn modifying_a_tir_keeps_its_other_fields() {
 fn tables_in_use_cannot_be_destroyed() {
     let mut driver = pair().into_iter().next().unwrap();
     let receiver = Receiver::new(&mut driver);
-    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
-    let tir = driver.create(tir);
+    let tir = queue_tir(&mut driver, receiver.number);
     let table = steer(&mut driver, [2; 6], tir);
     let destroy = Input::new(0x931, 64).set(create_flow_group_in::TABLE_ID, table.into());
     assert_eq!(driver.command(destroy, 8).unwrap_err().0, 6, "it has a group");
@@ -473,8 +474,7 @@ fn a_root_in_use_stays_the_root() {
             .set(flow_table_context::TABLE_MISS_ACTION.at(0xc0), 1)
             .set(flow_table_context::TABLE_MISS_ID.at(0xc0), next.into())
     };
-    let tir = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), receiver.number.into());
-    let tir = drivers[1].create(tir);
+    let tir = queue_tir(&mut drivers[1], receiver.number);
     let last = steer(&mut drivers[1], station(2).mac(), tir);
     let root = drivers[1].create(forward(1, last));
     drivers[1].create(forward(0, root));
