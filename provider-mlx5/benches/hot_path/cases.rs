@@ -2,10 +2,11 @@
 
 use std::hint::black_box;
 
+use uverbs_mlx5::completion_queue::Completion;
 use uverbs_mlx5::request::{PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    Datagram, Inline, Rc, RunTimeDestination, RunTimeOperation, Send, SendQueue, SendRequest,
-    Template, To, Write,
+    Carries, Datagram, Inline, Payload, Rc, RunTimeDestination, RunTimeOperation, Send, SendQueue,
+    SendRequest, Takes, Template, To, Write,
 };
 
 use super::fixture::{Bench, leak};
@@ -100,81 +101,80 @@ fn floor(_: &mut Bench) -> u64 {
     })
 }
 
-fn write_inline_16(bench: &mut Bench) -> u64 {
+/// Posts a request for each item to the RC queue, one at a time.
+#[inline(always)]
+fn alone<I: Copy, O, P>(bench: &mut Bench, items: &[I], request: impl Fn(usize, I) -> (O, P)) -> u64
+where
+    Rc: Carries<O>,
+    O: Takes<P>,
+    P: Payload,
+{
+    let start = bench.rc.head();
     let time = measured(|| {
-        for (i, data) in bench.short.iter().enumerate() {
-            // SAFETY: inline data is copied, so no memory is shared.
-            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("space");
+        for (i, item) in items.iter().enumerate() {
+            let (operation, data) = request(i, *item);
+            // SAFETY: no device reads the data.
+            unsafe { bench.rc.post(i as u64, operation, data, NONE) }.expect("space");
         }
     });
-    bench.retire_rc(1);
+    bench.retire_rc(start);
     time
+}
+
+/// As [`alone`], with 32 requests for each doorbell.
+#[inline(always)]
+fn lists<I: Copy, O, P>(bench: &mut Bench, items: &[I], request: impl Fn(usize, I) -> (O, P)) -> u64
+where
+    Rc: Carries<O>,
+    O: Takes<P>,
+    P: Payload,
+{
+    let start = bench.rc.head();
+    let time = measured(|| {
+        for (list, items) in items.chunks(32).enumerate() {
+            let mut batch = bench.rc.batch().expect("the state allows it");
+            for (i, item) in items.iter().enumerate() {
+                let i = list * 32 + i;
+                let (operation, data) = request(i, *item);
+                // SAFETY: no device reads the data.
+                unsafe { batch.build(i as u64, operation, data, NONE) }.expect("space");
+            }
+            batch.publish();
+        }
+    });
+    bench.retire_rc(start);
+    time
+}
+
+/// An SGE that is made for each request.
+#[inline(always)]
+fn made((address, length, lkey): (u64, u32, u32)) -> Sge {
+    Sge::new(address, length, lkey)
+}
+
+fn write_inline_16(bench: &mut Bench) -> u64 {
+    alone(bench, bench.short, |i, data| (Write(remote(i)), Inline(data)))
 }
 
 /// The length is a constant to the compiler, as it is for a message that is a struct.
 fn write_inline_16_fixed(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (i, data) in bench.fixed.iter().enumerate() {
-            let data: &[u8; 16] = data;
-            // SAFETY: inline data is copied, so no memory is shared.
-            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("space");
-        }
-    });
-    bench.retire_rc(1);
-    time
+    alone(bench, bench.fixed, |i, data| (Write(remote(i)), Inline(data)))
 }
 
 fn write_inline_64(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (i, data) in bench.long.iter().enumerate() {
-            // SAFETY: inline data is copied, so no memory is shared.
-            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("space");
-        }
-    });
-    bench.retire_rc(2);
-    time
+    alone(bench, bench.long, |i, data| (Write(remote(i)), Inline(data)))
 }
 
 fn write_inline_64_fixed(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (i, data) in bench.fixed_long.iter().enumerate() {
-            let data: &[u8; 64] = data;
-            // SAFETY: inline data is copied, so no memory is shared.
-            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), Inline(data), NONE) };
-            posted.expect("space");
-        }
-    });
-    bench.retire_rc(2);
-    time
+    alone(bench, bench.fixed_long, |i, data| (Write(remote(i)), Inline(data)))
 }
 
 fn write_sge(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (i, [sge]) in bench.sges.iter().enumerate() {
-            // SAFETY: no device reads it.
-            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), *sge, NONE) };
-            posted.expect("space");
-        }
-    });
-    bench.retire_rc(1);
-    time
+    alone(bench, bench.sges, |i, [sge]| (Write(remote(i)), sge))
 }
 
-/// The SGE is made for each request.
 fn write_sge_made(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (i, &(address, length, lkey)) in bench.fields.iter().enumerate() {
-            let sge = Sge::new(address, length, lkey);
-            // SAFETY: no device reads it.
-            let posted = unsafe { bench.rc.post(i as u64, Write(remote(i)), sge, NONE) };
-            posted.expect("space");
-        }
-    });
-    bench.retire_rc(1);
-    time
+    alone(bench, bench.fields, |i, fields| (Write(remote(i)), made(fields)))
 }
 
 /// What it costs that other queues may ring the same register, although none does here.
@@ -191,83 +191,23 @@ fn write_sge_shared_register(bench: &mut Bench) -> u64 {
 }
 
 fn send_sge(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (i, [sge]) in bench.sges.iter().enumerate() {
-            // SAFETY: no device reads it.
-            let posted = unsafe { bench.rc.post(i as u64, Send, *sge, NONE) };
-            posted.expect("space");
-        }
-    });
-    bench.retire_rc(1);
-    time
+    alone(bench, bench.sges, |_, [sge]| (Send, sge))
 }
 
 fn write_sge_32(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (list, sges) in bench.sges.chunks(32).enumerate() {
-            let mut batch = bench.rc.batch().expect("the state allows it");
-            for (i, [sge]) in sges.iter().enumerate() {
-                let i = list * 32 + i;
-                // SAFETY: no device reads it.
-                let posted = unsafe { batch.build(i as u64, Write(remote(i)), *sge, NONE) };
-                posted.expect("space");
-            }
-            batch.publish();
-        }
-    });
-    bench.retire_rc(1);
-    time
+    lists(bench, bench.sges, |i, [sge]| (Write(remote(i)), sge))
 }
 
 fn write_sge_made_32(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (list, fields) in bench.fields.chunks(32).enumerate() {
-            let mut batch = bench.rc.batch().expect("the state allows it");
-            for (i, &(address, length, lkey)) in fields.iter().enumerate() {
-                let (i, sge) = (list * 32 + i, Sge::new(address, length, lkey));
-                // SAFETY: no device reads it.
-                let posted = unsafe { batch.build(i as u64, Write(remote(i)), sge, NONE) };
-                posted.expect("space");
-            }
-            batch.publish();
-        }
-    });
-    bench.retire_rc(1);
-    time
+    lists(bench, bench.fields, |i, fields| (Write(remote(i)), made(fields)))
 }
 
 fn write_inline_16_32(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (list, messages) in bench.short.chunks(32).enumerate() {
-            let mut batch = bench.rc.batch().expect("the state allows it");
-            for (i, data) in messages.iter().enumerate() {
-                let i = list * 32 + i;
-                // SAFETY: inline data is copied, so no memory is shared.
-                let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
-                posted.expect("space");
-            }
-            batch.publish();
-        }
-    });
-    bench.retire_rc(1);
-    time
+    lists(bench, bench.short, |i, data| (Write(remote(i)), Inline(data)))
 }
 
 fn write_inline_16_fixed_32(bench: &mut Bench) -> u64 {
-    let time = measured(|| {
-        for (list, messages) in bench.fixed.chunks(32).enumerate() {
-            let mut batch = bench.rc.batch().expect("the state allows it");
-            for (i, data) in messages.iter().enumerate() {
-                let (i, data): (_, &[u8; 16]) = (list * 32 + i, data);
-                // SAFETY: inline data is copied, so no memory is shared.
-                let posted = unsafe { batch.build(i as u64, Write(remote(i)), Inline(data), NONE) };
-                posted.expect("space");
-            }
-            batch.publish();
-        }
-    });
-    bench.retire_rc(1);
-    time
+    lists(bench, bench.fixed, |i, data| (Write(remote(i)), Inline(data)))
 }
 
 /// A request whose operation is only known at run time.
@@ -284,14 +224,14 @@ fn requests(bench: &Bench) -> Vec<SendRequest<'static>> {
 }
 
 fn post_lists(bench: &mut Bench, length: usize) -> u64 {
-    let requests = requests(bench);
+    let (start, requests) = (bench.rc.head(), requests(bench));
     let time = measured(|| {
         for list in requests.chunks(length) {
             // SAFETY: no device reads the data.
             unsafe { bench.rc.post_list(list) }.expect("space");
         }
     });
-    bench.retire_rc(1);
+    bench.retire_rc(start);
     time
 }
 
@@ -319,44 +259,35 @@ pub(crate) fn template(queue: &mut SendQueue<Rc>) -> Template<Write> {
     queue.template(Write(remote(0)), Inline(&[0; 16]), NONE).expect("a template")
 }
 
-fn template_payload(bench: &mut Bench) -> u64 {
-    let mut template = bench.template;
+/// Sets each item in the template, and posts it.
+#[inline(always)]
+fn set<I: Copy>(
+    bench: &mut Bench,
+    items: &[I],
+    change: impl Fn(&mut Template<Write>, usize, I),
+) -> u64 {
+    let (start, mut template) = (bench.rc.head(), bench.template);
     let time = measured(|| {
-        for (i, data) in bench.short.iter().enumerate() {
-            assert!(template.set_inline(data));
+        for (i, item) in items.iter().enumerate() {
+            change(&mut template, i, *item);
             // SAFETY: inline data is copied, so no memory is shared.
             unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
         }
     });
-    bench.retire_rc(1);
+    bench.retire_rc(start);
     time
+}
+
+fn template_payload(bench: &mut Bench) -> u64 {
+    set(bench, bench.short, |template, _, data| assert!(template.set_inline(data)))
 }
 
 fn template_payload_fixed(bench: &mut Bench) -> u64 {
-    let mut template = bench.template;
-    let time = measured(|| {
-        for (i, data) in bench.fixed.iter().enumerate() {
-            let data: &[u8; 16] = data;
-            assert!(template.set_inline(data));
-            // SAFETY: inline data is copied, so no memory is shared.
-            unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
-        }
-    });
-    bench.retire_rc(1);
-    time
+    set(bench, bench.fixed, |template, _, data| assert!(template.set_inline(data)))
 }
 
 fn template_address(bench: &mut Bench) -> u64 {
-    let mut template = bench.template;
-    let time = measured(|| {
-        for i in 0..OPERATIONS {
-            template.set_remote(remote(i));
-            // SAFETY: inline data is copied, so no memory is shared.
-            unsafe { bench.rc.post_template(i as u64, &template) }.expect("space");
-        }
-    });
-    bench.retire_rc(1);
-    time
+    set(bench, &[(); OPERATIONS], |template, i, ()| template.set_remote(remote(i)))
 }
 
 fn recv(bench: &mut Bench) -> u64 {
@@ -423,9 +354,9 @@ fn poll_send_1(bench: &mut Bench) -> u64 {
     time
 }
 
-/// Polls all completions, 16 in a batch.
+/// Polls all completions, 16 in a batch, and reads a number of each.
 #[inline(always)]
-fn poll_16(bench: &mut Bench) -> u64 {
+fn poll_16(bench: &mut Bench, read: impl Fn(&Completion<'_>) -> u64) -> u64 {
     let mut sum = 0;
     let time = measured(|| {
         for _ in 0..OPERATIONS / 16 {
@@ -433,7 +364,7 @@ fn poll_16(bench: &mut Bench) -> u64 {
             for _ in 0..16 {
                 let completion = batch.next().expect("a completion");
                 assert!(completion.is_success());
-                sum += completion.wr_id();
+                sum += read(&completion);
             }
         }
     });
@@ -443,7 +374,7 @@ fn poll_16(bench: &mut Bench) -> u64 {
 
 fn poll_send_16(bench: &mut Bench) -> u64 {
     complete_writes(bench);
-    poll_16(bench)
+    poll_16(bench, |completion| completion.wr_id())
 }
 
 fn poll_recv_16(bench: &mut Bench) -> u64 {
@@ -454,20 +385,7 @@ fn poll_recv_16(bench: &mut Bench) -> u64 {
     }
     bench.rq.publish();
     (0..OPERATIONS as u32).for_each(|i| bench.complete_recv(start.wrapping_add(i)));
-    let mut sum = 0;
-    let time = measured(|| {
-        for _ in 0..OPERATIONS / 16 {
-            let mut batch = bench.cq.batch();
-            for _ in 0..16 {
-                let completion = batch.next().expect("a completion");
-                let length = u64::from(completion.byte_len());
-                assert!(completion.is_success());
-                sum += completion.wr_id() + length;
-            }
-        }
-    });
-    black_box(sum);
-    time
+    poll_16(bench, |completion| completion.wr_id() + u64::from(completion.byte_len()))
 }
 
 /// Sends and receives alternating: no two completions in a row are of one kind.
@@ -485,7 +403,7 @@ fn poll_mixed_16(bench: &mut Bench) -> u64 {
         bench.complete_write(sends.wrapping_add(i));
         bench.complete_recv(receives.wrapping_add(i));
     }
-    poll_16(bench)
+    poll_16(bench, |completion| completion.wr_id())
 }
 
 fn poll_empty(bench: &mut Bench) -> u64 {

@@ -33,6 +33,11 @@ pub(crate) fn leak(len: usize) -> NonNull<u8> {
     NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout))
 }
 
+/// What `item` makes of each 64 bytes.
+fn leaked<T>(data: &'static [u8], item: impl Fn(&'static [u8]) -> T) -> &'static [T] {
+    data.chunks(64).map(item).collect::<Vec<_>>().leak()
+}
+
 pub(crate) fn dma(len: usize) -> (DmaMemory, *mut u8) {
     let memory = leak(len);
     // SAFETY: leaked, and used by one queue and by the benchmark's own "device".
@@ -65,13 +70,13 @@ pub(crate) struct Bench {
     pub(crate) template: Template<Write>,
     pub(crate) address: AddressVector,
     /// One message per operation, 16 bytes and 64.
-    pub(crate) short: Vec<&'static [u8]>,
-    pub(crate) long: Vec<&'static [u8]>,
-    pub(crate) fixed: Vec<&'static [u8; 16]>,
-    pub(crate) fixed_long: Vec<&'static [u8; 64]>,
+    pub(crate) short: &'static [&'static [u8]],
+    pub(crate) long: &'static [&'static [u8]],
+    pub(crate) fixed: &'static [&'static [u8; 16]],
+    pub(crate) fixed_long: &'static [&'static [u8; 64]],
     pub(crate) sges: &'static [[Sge; 1]],
     /// The same as address, length and key.
-    pub(crate) fields: Vec<(u64, u32, u32)>,
+    pub(crate) fields: &'static [(u64, u32, u32)],
     rc_handle: QueueHandle,
     ud_handle: QueueHandle,
     shared_handle: QueueHandle,
@@ -226,16 +231,12 @@ impl Bench {
             trade_128: Trade::new(&[7; 128]),
             template,
             address: AddressVector::default().for_datagram(1, 2),
-            short: data.chunks(64).map(|chunk| &chunk[..16]).collect(),
-            long: data.chunks(64).collect(),
-            fixed: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
-            fixed_long: data.chunks(64).filter_map(|chunk| chunk.first_chunk()).collect(),
-            fields: data.chunks(64).map(|chunk| (chunk.as_ptr() as u64, 64, 0x1000)).collect(),
-            sges: data
-                .chunks(64)
-                .map(|c| [Sge::new(c.as_ptr() as u64, 64, 0x1234)])
-                .collect::<Vec<_>>()
-                .leak(),
+            short: leaked(data, |chunk| &chunk[..16]),
+            long: leaked(data, |chunk| chunk),
+            fixed: leaked(data, |chunk| chunk.first_chunk().expect("64 bytes")),
+            fixed_long: leaked(data, |chunk| chunk.first_chunk().expect("64 bytes")),
+            fields: leaked(data, |chunk| (chunk.as_ptr() as u64, 64, 0x1000)),
+            sges: leaked(data, |chunk| [Sge::new(chunk.as_ptr() as u64, 64, 0x1234)]),
             rc_handle,
             ud_handle,
             shared_handle,
@@ -258,10 +259,11 @@ impl Bench {
         while batch.next().is_ok() {}
     }
 
-    /// Retires everything on the RC queue, whose last request started at `last`.
-    pub(crate) fn retire_rc(&mut self, blocks: u32) {
-        let last = self.rc.head().wrapping_sub(blocks);
-        self.complete_write(last);
+    /// Retires everything on the RC queue, whose requests of one length begin at counter `start`.
+    pub(crate) fn retire_rc(&mut self, start: u32) {
+        let head = self.rc.head();
+        let blocks = head.wrapping_sub(start) / OPERATIONS as u32;
+        self.complete_write(head.wrapping_sub(blocks));
         self.poll_all();
     }
 
