@@ -143,12 +143,6 @@ impl Wire for Order {
         self.0.lock().unwrap().push("wire");
         0
     }
-
-    fn join(&mut self, _: Gid) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 /// A wire whose receivers have no space: this many packets wait, and each look passes one on while
@@ -171,12 +165,6 @@ impl Wire for Full {
         self.waiting.fetch_sub(passed, Ordering::Relaxed);
         0
     }
-
-    fn join(&mut self, _: Gid) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 #[test]

@@ -99,14 +99,16 @@ pub trait Wire: Send {
     /// Makes the next [`Wire::receive`] read the files of [`Wire::poll_fds`].
     fn look_at_files(&mut self) {}
 
-    /// Joins a multicast group. Joins are counted.
+    /// Joins a multicast group. Joins are counted. A wire without other stations has nothing to do.
     ///
     /// # Errors
     /// Errors of the operating system where a group needs its own socket.
-    fn join(&mut self, group: Gid) -> io::Result<()>;
+    fn join(&mut self, _group: Gid) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Undoes one [`Wire::join`]; unknown groups are ignored.
-    fn leave(&mut self, group: Gid);
+    fn leave(&mut self, _group: Gid) {}
 }
 
 /// The methods by which a wire around another one, `$wire`, only passes calls on.
@@ -179,12 +181,6 @@ impl Wire for NoWire {
     fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         0
     }
-
-    fn join(&mut self, _: Gid) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 /// The counters of a wire. Shared, so that they can be read while the device runs.

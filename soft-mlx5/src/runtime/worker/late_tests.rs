@@ -52,12 +52,6 @@ impl Wire for Inbox {
     fn look_at_files(&mut self) {
         lock(&self.0).is_in_files = false;
     }
-
-    fn join(&mut self, _: Gid) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 const BASE: u64 = 0x10_0000;

@@ -29,9 +29,7 @@ fn packet(opcode: u8) -> Packet {
 #[test]
 fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
     const PAGES: usize = 600;
-    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
-    let waker = Arc::new(Waker::new().unwrap());
-    let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+    let runtime = runtime(NoWire);
     let region = Arc::new(UarRegion::new(PAGES).unwrap());
     runtime.control(|machine| attach(machine, &region)).unwrap();
     let shared = &*runtime.shared;
@@ -63,9 +61,7 @@ fn attach(machine: &mut Machine, region: &Arc<UarRegion>) {
 
 #[test]
 fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
-    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
-    let waker = Arc::new(Waker::new().unwrap());
-    let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+    let runtime = runtime(NoWire);
     let shared = &*runtime.shared;
     let waits = |whose, told| may_wait(shared, 5, whose, told);
     shared.standby.note_wait(5 + SOON);
@@ -79,6 +75,12 @@ fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
     lock(&shared.outbox).pop();
     shared.standby.note_wait(6 + SOON);
     assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
+}
+
+/// A device on this wire, with no objects.
+fn runtime(wire: impl Wire + 'static) -> Runtime {
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    Runtime::new(core, Box::new(wire), Arc::new(Waker::new().unwrap()), Arc::new(Deaf))
 }
 
 /// Records which of its methods are called.
@@ -103,12 +105,6 @@ impl Wire for Calls {
     fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         0
     }
-
-    fn join(&mut self, _: Gid) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 /// A wire that reports the start of a send, which lasts until the test ends it.
@@ -129,12 +125,6 @@ impl Wire for Slow {
     fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         0
     }
-
-    fn join(&mut self, _: Gid) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 /// Otherwise the program could end before the packet is on the wire.
@@ -144,9 +134,7 @@ fn a_command_waits_for_a_look_that_sends() {
     let (tell, go) = mpsc::channel();
     let sent = Arc::new(AtomicBool::new(false));
     let wire = Slow { begun, go, sent: sent.clone() };
-    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
-    let waker = Arc::new(Waker::new().unwrap());
-    let runtime = Runtime::new(core, Box::new(wire), waker, Arc::new(Deaf));
+    let runtime = runtime(wire);
     lock(&runtime.shared.outbox).push(packet(0x04));
     std::thread::scope(|scope| {
         scope.spawn(|| runtime.progress());
@@ -165,9 +153,7 @@ fn a_command_waits_for_a_look_that_sends() {
 
 #[test]
 fn the_look_after_a_quiet_one_wakes_the_receivers() {
-    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
-    let waker = Arc::new(Waker::new().unwrap());
-    let runtime = Runtime::new(core, Box::new(NoWire), waker, Arc::new(Deaf));
+    let runtime = runtime(NoWire);
     let (shared, mut worker, mut wire) = (&*runtime.shared, Worker::new(), Calls::default());
     for (sends, may_wait, call) in [
         (false, true, None),
@@ -210,21 +196,14 @@ impl Wire for WithFile {
     fn skip_files(&mut self) {
         self.skips = true;
     }
-
-    fn join(&mut self, _: Gid) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 #[test]
 fn a_look_after_a_sleep_reads_the_files_only_if_they_were_readable() {
-    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
-    let (waker, file) = (Arc::new(Waker::new().unwrap()), Arc::new(EventFd::new().unwrap()));
+    let file = Arc::new(EventFd::new().unwrap());
     let (looks, looked) = mpsc::channel();
     let wire = WithFile { file: file.clone(), skips: false, looks };
-    let runtime = Runtime::new(core, Box::new(wire), waker, Arc::new(Deaf));
+    let runtime = runtime(wire);
     let (shared, mut worker) = (&*runtime.shared, Worker::new());
     let read = |worker: &mut Worker| {
         worker.look(shared, 0, Whose::Own(Pause::Yield));
