@@ -11,7 +11,7 @@ use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{self, AtomicU8, AtomicU16, AtomicU64};
 
-use crate::format::{CQE_SIZE, Cqe, MINI_CQES_PER_SLOT};
+use crate::format::{CQE_SIZE, Cqe, MINI_CQES_PER_SLOT, MiniCqe};
 #[cfg(not(target_arch = "x86_64"))]
 use crate::request::Octoword;
 use crate::sync::{Arc, AtomicU32, Ordering, spin};
@@ -120,6 +120,11 @@ impl CqRing {
         1 << self.shift
     }
 
+    /// The place of the CQE at counter `index` in the ring.
+    pub(crate) fn place(&self, index: u32) -> u32 {
+        index & self.mask
+    }
+
     /// Whether the CQE at counter `index` is the first of a lap.
     pub(crate) fn starts_lap(&self, index: u32) -> bool {
         index & self.mask == 0
@@ -156,16 +161,10 @@ impl CqRing {
         CqEntry(self.cqe(index).0.cast_mut())
     }
 
-    /// The entry before `entry`. Calls `wraps` if it is of the lap before.
+    /// The entry before `entry`. The one before the first is not to be written.
     #[inline(always)]
-    pub(crate) fn entry_before(&self, mut entry: CqEntry, wraps: impl FnOnce()) -> CqEntry {
-        if entry == self.entry(0) {
-            crate::hint::cold_path();
-            entry.0 = self.end().0.cast_mut();
-            wraps();
-        }
-        entry.0 = entry.0.wrapping_sub(self.stride());
-        entry
+    pub(crate) fn entry_before(&self, entry: CqEntry) -> CqEntry {
+        CqEntry(entry.0.wrapping_sub(self.stride()))
     }
 
     /// The first halves of two entries of 128 bytes. `None` if entries have 64 bytes.
@@ -190,7 +189,7 @@ pub(crate) struct CqePattern {
     /// The two words that threads other than the poller load too, of which the second is the
     /// [`LENGTH_WORD`].
     shared: [u64; 2],
-    /// They have one byte in common.
+    /// They have one byte in common. The second has the WQE counter.
     last: [u64; 2],
 }
 
@@ -213,6 +212,28 @@ impl CqePattern {
     pub(crate) fn length_word(&self) -> [u8; 8] {
         self.shared[1].to_ne_bytes()
     }
+
+    /// The last word, with this WQE counter.
+    #[inline(always)]
+    pub(crate) fn last_word(&self, counter: u16) -> LastWord {
+        const AT: usize = offset_of!(Cqe, wqe_counter) - LAST[1];
+        let mut bytes = self.last[1].to_ne_bytes();
+        [bytes[AT], bytes[AT + 1]] = counter.to_be_bytes();
+        LastWord(u64::from_le_bytes(bytes))
+    }
+}
+
+/// The last word of a [`CqePattern`], as a little-endian number.
+#[derive(Clone, Copy)]
+pub(crate) struct LastWord(u64);
+
+impl LastWord {
+    /// The word with the WQE counter before, if the counter's lower byte is not 0.
+    #[inline(always)]
+    pub(crate) fn before(self) -> Self {
+        const LOWER_BYTE: usize = offset_of!(Cqe, wqe_counter) + 1 - LAST[1];
+        Self(self.0.wrapping_sub(1 << (8 * LOWER_BYTE)))
+    }
 }
 
 /// 64 bytes of a CQ's ring that the poller may write.
@@ -222,7 +243,7 @@ pub(crate) struct CqEntry(*mut u8);
 impl CqEntry {
     /// Stores all of a pattern but its [`LENGTH_WORD`].
     #[inline(always)]
-    pub(crate) fn store_pattern(self, pattern: &CqePattern) {
+    pub(crate) fn store_pattern(self, pattern: &CqePattern, LastWord(last_word): LastWord) {
         let CqePattern { first, second, shared, last } = *pattern;
         // SAFETY: inside the 64 bytes, which `CqRing` found in its memory. Only the poller accesses
         // these ones.
@@ -230,7 +251,7 @@ impl CqEntry {
             self.0.cast::<Wide>().write_unaligned(first);
             self.0.add(SECOND).cast::<Wide>().write_unaligned(second);
             self.0.add(LAST[0]).cast::<u64>().write_unaligned(last[0]);
-            self.0.add(LAST[1]).cast::<u64>().write_unaligned(last[1]);
+            self.0.add(LAST[1]).cast::<u64>().write_unaligned(last_word.to_le());
         }
         self.store(SHARED, shared[0].to_ne_bytes(), Ordering::Relaxed);
     }
@@ -387,11 +408,10 @@ impl CqeView {
         }
     }
 
-    /// The mini-CQEs that are in the entry.
+    /// A mini-CQE of the array in this entry.
     #[inline(always)]
-    pub(crate) fn minis(self) -> [[u8; 8]; MINI_CQES_PER_SLOT] {
-        // SAFETY: as for the fields above. Together they have the size of a CQE.
-        unsafe { self.0.cast::<[[u8; 8]; MINI_CQES_PER_SLOT]>().read() }
+    pub(crate) fn mini(self, index: u32) -> MiniView {
+        MiniView(self.0.wrapping_add(index as usize % MINI_CQES_PER_SLOT * size_of::<MiniCqe>()))
     }
 
     /// The 64 bytes before the CQE, in an entry of 128 bytes.
@@ -430,6 +450,27 @@ impl CqeView {
             let ordered = _mm_and_si128(_mm_shuffle_epi8(bytes, order), mask);
             core::mem::transmute::<__m128i, [u32; 4]>(ordered)
         }
+    }
+}
+
+/// The position of a mini-CQE in the array that an entry holds, which software owns.
+///
+/// Positions come from a [`CqeView`]. `compressed.rs` moves them back, and reads none before the
+/// array's first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MiniView(*const u8);
+
+impl MiniView {
+    /// The mini-CQE before.
+    #[inline(always)]
+    pub(crate) fn before(self) -> Self {
+        Self(self.0.wrapping_sub(size_of::<MiniCqe>()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn bytes(self) -> [u8; size_of::<MiniCqe>()] {
+        // SAFETY: the bytes are in an array (see the type), which has the size of a CQE.
+        unsafe { self.0.cast::<[u8; size_of::<MiniCqe>()]>().read() }
     }
 }
 

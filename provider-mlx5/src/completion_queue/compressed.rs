@@ -6,10 +6,11 @@
 //! `mlx5e_decompress_cqe` of en_rx.c.)
 
 use core::mem::offset_of;
+use core::sync::atomic::Ordering;
 
-use super::ring::{CqeView, EntryWriter, Ring};
+use super::ring::{CqeView, Ring};
 use crate::format::{Cqe, CqeFormat, MINI_CQES_PER_SLOT, MiniCqeFormat, OpOwn};
-use crate::mapped::CqePattern;
+use crate::mapped::{CqEntry, CqePattern, LastWord};
 
 impl Ring {
     /// Whether the CQE at a counter is the title of a session; if so, decompresses the session.
@@ -22,7 +23,7 @@ impl Ring {
         format: Option<MiniCqeFormat>,
     ) -> bool {
         let format = format.filter(|_| op_own.format() == CqeFormat::COMPRESSED);
-        format.is_some_and(|format| self.decompress(at, format))
+        format.is_some_and(|format| self.decompress(at, format) > 0)
     }
 
     /// Counts the CQEs from counter `from` on that the device has written, up to the first one that
@@ -44,9 +45,15 @@ impl Ring {
         count
     }
 
-    /// Writes the CQEs of the session whose title is at counter `start`. Returns false if there is
-    /// no session.
-    pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> bool {
+    /// How many CQEs the session has whose title is at a counter.
+    #[inline(always)]
+    pub(super) fn session_length(&self, title: u32) -> u32 {
+        self.cqe(title).u32(offset_of!(Cqe, byte_count))
+    }
+
+    /// Writes the CQEs of the session whose title is at counter `start`. Returns how many they are,
+    /// 0 if there is no session.
+    pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> u32 {
         let title = Title::new(self.cqe(start));
         // One loop for each format, so that no loop tests the format in each iteration.
         match format {
@@ -55,33 +62,47 @@ impl Ring {
             MiniCqeFormat::CHECKSUM_STRIDE_INDEX => self.expand(start, &title, stride_index),
             _ => self.expand(start, &title, checksum),
         }
-        title.count > 0
+        title.count
     }
 
     /// Writes the title last, because until then another thread reads the session's length from it.
     /// Each array of mini-CQEs is in one of the entries that it expands to.
     #[inline(always)]
-    fn expand(&self, start: u32, title: &Title, replace: impl Fn(EntryWriter, [u8; 8]) -> Own) {
-        let count = title.count.min(self.entries());
-        let arrays = count.div_ceil(MINI_CQES_PER_SLOT as u32);
-        let mut entry = self.writer(start.wrapping_add(count.wrapping_sub(1)), title.op_own);
-        let mut counter = title.wqe_counter.wrapping_add(count as u16);
-        for array in (0..arrays).rev() {
-            let first = array * MINI_CQES_PER_SLOT as u32;
-            let minis = self.cqe(start.wrapping_add(first.max(1))).minis();
-            let minis = minis.get(..(count - first) as usize).unwrap_or(&minis);
-            for mini in minis.iter().rev() {
-                counter = counter.wrapping_sub(1);
-                entry.begin(&title.pattern);
-                let own = replace(entry, *mini);
-                entry.set(WQE_COUNTER, own.counter.unwrap_or(counter.to_be_bytes()));
-                entry.finish(title.length_word(own.byte_count));
-                entry = self.writer_before(entry);
+    fn expand(&self, start: u32, title: &Title, replace: impl Fn(CqEntry, [u8; 8]) -> Own) {
+        let first_mini = self.cqe(start.wrapping_add(1)).mini(0).bytes();
+        let mut left = title.count.min(self.entries());
+        while left > 1 {
+            let mut index = left - 1;
+            let (at, counter) = (start.wrapping_add(index), title.counter(index));
+            // Between these, neither the ring nor the counter's lower byte wraps.
+            left = index - (index - 1).min(self.place(at)).min(u32::from(counter as u8));
+            let (mut entry, op_own) = (self.entry(at), title.op_own.0 | self.lap(at));
+            let mut last = title.pattern.last_word(counter);
+            while index >= left {
+                let first = index - index % MINIS;
+                let array = self.cqe(start.wrapping_add(first.max(1)));
+                let lowest = first.max(left);
+                let (mut mini, stop) = (array.mini(index), array.mini(lowest));
+                loop {
+                    title.write(entry, op_own, last, mini.bytes(), &replace);
+                    (entry, last) = (self.entry_before(entry), last.before());
+                    if mini == stop {
+                        break;
+                    }
+                    mini = mini.before();
+                }
+                index = lowest - 1;
             }
+        }
+        if left > 0 {
+            let op_own = title.op_own.0 | self.lap(start);
+            let last = title.pattern.last_word(title.wqe_counter);
+            title.write(self.entry(start), op_own, last, first_mini, replace);
         }
     }
 }
 
+const MINIS: u32 = MINI_CQES_PER_SLOT as u32;
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 
 /// The fields that every completion of a session has of its own, if its mini-CQE has them.
@@ -101,6 +122,30 @@ struct Title {
 }
 
 impl Title {
+    /// The WQE counter of a completion whose mini-CQE has none.
+    #[inline(always)]
+    fn counter(&self, index: u32) -> u16 {
+        self.wqe_counter.wrapping_add(index as u16)
+    }
+
+    /// Writes the CQE of a mini-CQE.
+    #[inline(always)]
+    fn write(
+        &self,
+        entry: CqEntry,
+        op_own: u8,
+        last: LastWord,
+        mini: [u8; 8],
+        replace: impl Fn(CqEntry, [u8; 8]) -> Own,
+    ) {
+        entry.store_pattern(&self.pattern, last);
+        let own = replace(entry, mini);
+        if let Some(counter) = own.counter {
+            entry.store(WQE_COUNTER, counter, Ordering::Relaxed);
+        }
+        entry.finish(op_own, self.length_word(own.byte_count));
+    }
+
     /// Inlined, so that the loops keep the pattern in registers.
     #[inline(always)]
     fn new(cqe: CqeView) -> Self {
@@ -127,31 +172,31 @@ impl Title {
 /// Writes the fields that only a requester's mini-CQE replaces, and returns the others: see
 /// [`MiniCqe`](crate::format::MiniCqe).
 #[inline(always)]
-fn requester(entry: EntryWriter, mini: [u8; 8]) -> Own {
+fn requester(entry: CqEntry, mini: [u8; 8]) -> Own {
     let [counter @ .., opcode, _, _, _, _, _] = mini;
-    entry.set(offset_of!(Cqe, opcode_qpn_flow_tag), [opcode]);
+    entry.store(offset_of!(Cqe, opcode_qpn_flow_tag), [opcode], Ordering::Relaxed);
     Own { counter: Some(counter), byte_count: None }
 }
 
 /// [`requester`], for [`MiniCqeFormat::HASH`].
 #[inline(always)]
-fn hash(entry: EntryWriter, mini: [u8; 8]) -> Own {
+fn hash(entry: CqEntry, mini: [u8; 8]) -> Own {
     let [a, b, c, d, byte_count @ ..] = mini;
-    entry.set(offset_of!(Cqe, rss_hash), [a, b, c, d]);
+    entry.store(offset_of!(Cqe, rss_hash), [a, b, c, d], Ordering::Relaxed);
     Own { counter: None, byte_count: Some(byte_count) }
 }
 
 /// [`requester`], for [`MiniCqeFormat::CHECKSUM`].
 #[inline(always)]
-fn checksum(entry: EntryWriter, mini: [u8; 8]) -> Own {
+fn checksum(entry: CqEntry, mini: [u8; 8]) -> Own {
     let [a, b, _, _, byte_count @ ..] = mini;
-    entry.set(offset_of!(Cqe, checksum), [a, b]);
+    entry.store(offset_of!(Cqe, checksum), [a, b], Ordering::Relaxed);
     Own { counter: None, byte_count: Some(byte_count) }
 }
 
 /// [`requester`], for [`MiniCqeFormat::CHECKSUM_STRIDE_INDEX`].
 #[inline(always)]
-fn stride_index(entry: EntryWriter, mini: [u8; 8]) -> Own {
+fn stride_index(entry: CqEntry, mini: [u8; 8]) -> Own {
     let [_, _, index @ .., _, _, _, _] = mini;
     Own { counter: Some(index), ..checksum(entry, mini) }
 }

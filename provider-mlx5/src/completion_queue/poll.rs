@@ -266,8 +266,13 @@ impl CompletionQueue {
     /// Whether the next CQE looks like the title of a session of receives.
     #[inline(always)]
     pub(super) fn is_at_title(&self) -> bool {
-        let what = self.next.op_own() ^ self.owner;
-        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == TITLE
+        is_title(self.next, self.owner)
+    }
+
+    /// [`CompletionQueue::is_at_title`] for the CQE at a counter.
+    #[inline(always)]
+    pub(super) fn is_title(&self, at: u32) -> bool {
+        is_title(self.ring.cqe(at), self.ring.lap(at))
     }
 
     /// The next completion, if it is a receive that the fast path can take.
@@ -381,6 +386,11 @@ impl CompletionQueue {
     pub(super) fn publish_up_to(&mut self, index: u32) {
         self.consumer_index.store_release(index & super::past::INDEX);
     }
+}
+
+#[inline(always)]
+fn is_title(cqe: CqeView, owner: u8) -> bool {
+    (cqe.op_own() ^ owner).wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == TITLE
 }
 
 #[inline(always)]

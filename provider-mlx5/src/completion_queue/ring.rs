@@ -10,7 +10,7 @@ pub(super) use crate::mapped::CqRing as Ring;
 pub(crate) use crate::mapped::CqeView;
 #[cfg(target_arch = "x86_64")]
 use crate::mapped::Ssse3;
-use crate::mapped::{AlignedCqe, CqEntry, CqePattern, LENGTH_WORD};
+use crate::mapped::{AlignedCqe, CqEntry, LENGTH_WORD};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 
@@ -91,20 +91,6 @@ impl Ring {
         to.store(LAST + 3, [op_own], Ordering::Release);
     }
 
-    /// Starts writing a CQE field by field to the entry at counter `index`, which software owns.
-    /// `op_own` has owner bit 0.
-    pub(super) fn writer(&self, index: u32, op_own: OpOwn) -> EntryWriter {
-        EntryWriter { entry: self.entry(index), op_own: op_own.0 | self.lap(index) }
-    }
-
-    /// The writer for the entry before that of `writer`.
-    #[inline(always)]
-    pub(super) fn writer_before(&self, mut writer: EntryWriter) -> EntryWriter {
-        let op_own = &mut writer.op_own;
-        writer.entry = self.entry_before(writer.entry, || *op_own ^= OWNER);
-        writer
-    }
-
     /// Copies the CQE at counter `from`, which the device has written, to the entry at `to`.
     pub(super) fn copy(&self, from: u32, to: u32) {
         let mut words = self.cqe(from).words();
@@ -141,39 +127,18 @@ impl Ring {
     }
 }
 
-/// An entry that the poller writes: [`EntryWriter::begin`], then the fields that differ, then
-/// [`EntryWriter::finish`]. Another thread that sees the CQE sees all of it, and earlier writes.
-#[derive(Clone, Copy)]
-pub(super) struct EntryWriter {
-    entry: CqEntry,
-    /// With the owner bit with which software owns the CQE.
-    op_own: u8,
-}
-
 /// The last four bytes of a CQE: its WQE counter, its signature and `op_own`.
 const LAST: usize = offset_of!(Cqe, wqe_counter);
 const _: () = assert!(LAST == CQE_SIZE - 4 && offset_of!(Cqe, op_own) == CQE_SIZE - 1);
 
-impl EntryWriter {
-    /// Writes all of a CQE but the [`LENGTH_WORD`] and the last byte.
+impl CqEntry {
+    /// Writes the last byte of a CQE, then its [`LENGTH_WORD`]. Another thread that sees a title's
+    /// `op_own` and this byte count would take it for the length of the session. So the byte count
+    /// comes after `op_own`, which that thread reads again.
     #[inline(always)]
-    pub(super) fn begin(self, cqe: &CqePattern) {
-        self.entry.store_pattern(cqe);
-    }
-
-    /// Writes one, two, four or eight bytes at `offset`.
-    #[inline(always)]
-    pub(super) fn set<const N: usize>(self, offset: usize, bytes: [u8; N]) {
-        self.entry.store(offset, bytes, Ordering::Relaxed);
-    }
-
-    /// Writes the last byte, then the [`LENGTH_WORD`]. Another thread that sees a title's `op_own`
-    /// and this byte count would take it for the length of the session. So the byte count comes
-    /// after `op_own`, which that thread reads again.
-    #[inline(always)]
-    pub(super) fn finish(self, length_word: [u8; 8]) {
-        self.entry.store(offset_of!(Cqe, op_own), [self.op_own], Ordering::Release);
-        self.entry.store(8 * LENGTH_WORD, length_word, Ordering::Release);
+    pub(super) fn finish(self, op_own: u8, length_word: [u8; 8]) {
+        self.store(offset_of!(Cqe, op_own), [op_own], Ordering::Release);
+        self.store(8 * LENGTH_WORD, length_word, Ordering::Release);
     }
 }
 
@@ -287,7 +252,7 @@ mod tests {
     #[test]
     fn a_title_that_is_decompressed_covers_its_session_or_one_entry() {
         let ring = Ring::new(&DmaMemory::leaked(16 * CQE_SIZE), 16, 64).expect("a ring");
-        let op_own = |format| OpOwn::new(CqeOpcode::RESPONDER_SEND, format, false, false);
+        let op_own = |format| OpOwn::new(CqeOpcode::RESPONDER_SEND, format, false, false).0;
         let length = |length: u64| length.to_be_bytes();
         let (round, read) = (&AtomicU32::new(0), &AtomicU32::new(0));
         let wait = |turn: &AtomicU32, at| {
@@ -310,11 +275,11 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = scope.spawn(move || (1..=ROUNDS).filter(reads).count());
             for at in 1..=ROUNDS {
-                ring.writer(0, op_own(CqeFormat::COMPRESSED)).finish(length(5));
+                ring.entry(0).finish(op_own(CqeFormat::COMPRESSED), length(5));
                 round.store(at, Ordering::Release);
                 // Until the reader has begun.
                 (0..64 + at % 64).for_each(|_| core::hint::spin_loop());
-                ring.writer(0, op_own(CqeFormat::NO_INLINE)).finish(length(9));
+                ring.entry(0).finish(op_own(CqeFormat::NO_INLINE), length(9));
                 wait(read, at);
             }
             assert_eq!(reader.join().expect("it ends"), ROUNDS as usize);

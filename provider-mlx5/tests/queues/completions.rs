@@ -1,7 +1,8 @@
 //! Completions of every kind, over several laps of the CQ.
 
 use uverbs_mlx5::completion_queue::{
-    CompletionOpcode, CompletionQueue, CompletionQueueConfig, PollError, Status, WorkCompletion,
+    Completion, CompletionOpcode, CompletionQueue, CompletionQueueConfig, PollError, Status,
+    WorkCompletion,
 };
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{CqeFormat, CqeOpcode, MiniCqe, MiniCqeFormat, Opcode, Syndrome};
@@ -547,6 +548,69 @@ fn completions_of_a_session_repeat_its_title() {
     }
 }
 
+/// Sessions that follow each other, of each format, at any position of the ring and of the
+/// counters, with plain completions and errors between them. Each completion has the fields of its
+/// mini-CQE, whether it is polled alone or in a batch.
+#[test]
+fn sessions_that_wait_keep_their_own_fields() {
+    let formats =
+        [MiniCqeFormat::HASH, MiniCqeFormat::CHECKSUM, MiniCqeFormat::CHECKSUM_STRIDE_INDEX];
+    for (format, seed) in formats.into_iter().cycle().zip(0..60) {
+        let mut random = Random::new(seed);
+        let cqe_size = [64, 128][random.below(2)];
+        let start = (1 << 24) - random.below(300) as u32;
+        let mut cq = Cq::with(64, cqe_size, format).moved_to(start);
+        let mut rq = recv_queue(&cq, 64, 16, false);
+        let mut next = 0u32;
+        for _ in 0..40 {
+            let first = next;
+            while next - first < 40 {
+                let count = [0, 2, 3, 7, 8, 9, 16, 23][random.below(8)];
+                for id in next..next + count.max(1) {
+                    // SAFETY: no device writes to it.
+                    unsafe { rq.queue.build(u64::from(id), &[]) }.expect("space");
+                }
+                rq.queue.publish();
+                let mini = |id: u32| match format {
+                    MiniCqeFormat::HASH => MiniCqe::with_hash(!id, 100 + id),
+                    _ => MiniCqe::with_checksum(!id as u16, id as u16, 100 + id),
+                };
+                let title = Cqe::recv(&rq.handle, next);
+                if count == 0 {
+                    let opcode = CqeOpcode::RESPONDER_ERROR;
+                    let error = [0, Syndrome::FLUSHED.0];
+                    cq.produce(Cqe { opcode, error, ..title });
+                } else {
+                    let minis: Vec<_> = (next..next + count).map(mini).collect();
+                    cq.produce_session(title, &minis);
+                }
+                next += count.max(1);
+            }
+            let check = |completion: &Completion<'_>, id: u32| {
+                assert_eq!((completion.wr_id(), completion.wqe_index()), (id.into(), id as u16));
+                if completion.is_success() {
+                    assert_eq!(completion.byte_len(), 100 + id);
+                    let bytes = completion.to_bytes();
+                    match format {
+                        MiniCqeFormat::HASH => assert_eq!(completion.receive_hash().0, !id),
+                        _ => assert_eq!(bytes[20..22], (!id as u16).to_be_bytes()),
+                    }
+                }
+            };
+            let alone = random.below(2) == 0;
+            if alone {
+                (first..next).for_each(|id| check(&cq.queue.poll().expect("a completion"), id));
+            } else {
+                let mut batch = cq.queue.batch();
+                (first..next).for_each(|id| check(&batch.next().expect("a completion"), id));
+            }
+            assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
+            assert_eq!(cq.queue.consumer_index(), start.wrapping_add(next));
+        }
+        assert_eq!((cq.queue.dropped(), cq.queue.refused()), (0, 0));
+    }
+}
+
 #[test]
 fn compressed_sends_and_the_other_formats() {
     let mut cq = Cq::with(32, 64, MiniCqeFormat::CHECKSUM_STRIDE_INDEX);
@@ -592,6 +656,25 @@ fn a_session_that_claims_too_much_ends_with_the_ring() {
     assert_eq!(polls[0], Ok(()));
     assert_eq!(polls[1..8], [Err(PollError::NotOutstanding); 7]);
     assert_eq!(polls[8], Err(PollError::Empty));
+}
+
+/// It is decompressed only once those before it are polled.
+#[test]
+fn a_session_that_claims_too_much_spares_the_one_before_it() {
+    let mut cq = Cq::with(8, 64, MiniCqeFormat::HASH);
+    let mut rq = recv_queue(&cq, 4, 16, false);
+    for id in 0..4 {
+        // SAFETY: no device writes to it.
+        unsafe { rq.queue.build(id, &[]) }.expect("space");
+    }
+    rq.queue.publish();
+    let minis: Vec<_> = (0..3).map(|i| MiniCqe::with_hash(i, 100 + i)).collect();
+    cq.produce_session(Cqe::recv(&rq.handle, 0), &minis);
+    let title = Cqe { byte_count: u32::MAX, ..Cqe::recv(&rq.handle, 3) };
+    cq.produce(Cqe { format: CqeFormat::COMPRESSED, ..title });
+    let ids: Vec<_> = (0..4).map(|_| cq.queue.poll().map(|done| done.wr_id())).collect();
+    assert_eq!(ids, [Ok(0), Ok(1), Ok(2), Ok(3)]);
+    assert_eq!(cq.queue.poll().map(drop), Err(PollError::NotOutstanding));
 }
 
 /// With a larger ring, the consumer index of 24 bits could not tell the laps apart.
