@@ -47,6 +47,7 @@ pub(crate) use side::{NO_START, Side};
 ///
 /// `completed` comes from the device, so it counts only if it names an outstanding request. Rings
 /// have at most 2^15 entries, so 16 bits identify one.
+#[inline]
 pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> Option<u32> {
     let back = u32::from((head as u16).wrapping_sub(completed));
     (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))

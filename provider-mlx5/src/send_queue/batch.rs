@@ -3,7 +3,7 @@
 use core::mem::ManuallyDrop;
 
 use super::encode::{Promised, Request};
-use super::payload::Payload;
+use super::payload::{Payload, SgeList};
 use super::ring::Next;
 use super::space::Place;
 use super::wide::{Wide, WideBlock, keep_apart};
@@ -60,7 +60,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Records where a batch begins or continues.
     #[inline(always)]
-    fn set_batch_start(&mut self, from: Place) {
+    pub(super) fn set_batch_start(&mut self, from: Place) {
         self.batch_start.from = from;
         self.batch_start.high = high(from.head);
     }
@@ -144,8 +144,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<Next, PostError> {
-        let request = payload.request(operation, flags, &self.limits)?;
-        let next = self.build(self.place_at(at), wr_id, request)?;
+        self.check(operation)?;
+        let mut list = SgeList::new();
+        let request = payload.request(operation, flags, &self.limits, &mut list)?;
+        let mut next = self.open_at(at, request.blocks() as u32)?;
+        if request.is_direct() {
+            if let Some(placed) = next.place_any(request) {
+                placed.write(wr_id, self.base, self);
+                return Ok(next);
+            }
+        }
+        let next = self.build(self.place_at(next.at()), wr_id, request)?;
         Ok(self.resume(next))
     }
 
@@ -222,7 +231,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }
         let Some(request) = payload.usual(&operation, flags, &self.queue.limits) else {
             crate::hint::cold_path();
-            let payload = payload.any();
+            let payload = payload.again();
             let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
             self.go_on(next);
             return Ok(());
@@ -244,6 +253,21 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }
         crate::hint::cold_path();
         let payload = payload.again();
+        let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
+        self.go_on(next);
+        Ok(())
+    }
+
+    /// [`Batch::build_promised`] of any data, and where space has to be looked for.
+    #[inline(always)]
+    pub(super) fn build_promised_general<O: Operation, P: Payload>(
+        &mut self,
+        wr_id: u64,
+        operation: O,
+        payload: Promised<P>,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        let at = self.next.at();
         let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
         self.go_on(next);
         Ok(())

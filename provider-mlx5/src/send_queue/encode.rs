@@ -13,12 +13,13 @@
 mod promised;
 
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 
 pub(super) use promised::Image;
 
 use super::Block;
 use super::operation::Operation;
-use super::payload::{Inline, Limits, Payload, segment_octowords};
+use super::payload::{Inline, Limits, Payload, SgeList, segment_octowords};
 use super::wide::{Wide, WideBlock, narrow, or, store_composed, store_octowords, wide};
 use crate::format::{ControlSegment, Fence, MAX_DS, MAX_READ_SGE, Opcode};
 use crate::request::{Octoword, PostError, PostFlags};
@@ -124,22 +125,33 @@ impl<X> Promised<X> {
 pub(super) struct Request<O, P> {
     operation: O,
     payload: P,
-    /// The header's, and what [`Payload::usual`] or [`Payload::octowords`] said of the payload.
+    /// The header's, and what [`Payload::usual`] or [`Payload::filled`] said of the payload.
     octowords: usize,
     flags: PostFlags,
 }
 
 impl<O: Operation, P: Payload> Request<O, P> {
-    /// A request of any data.
+    /// A request of any data, without its empty SGEs.
+    ///
+    /// # Errors
+    /// Why the queue or the operation refuses the data.
     #[inline(always)]
-    pub(super) fn new(
+    pub(super) fn new<'b>(
         operation: O,
-        payload: P,
+        payload: impl Payload<Filled<'b> = P>,
         flags: PostFlags,
         limits: &Limits,
+        list: &'b mut SgeList,
     ) -> Result<Self, PostError> {
-        let octowords = header::<O>() + payload.octowords(limits)?;
-        Ok(Self { operation, payload, octowords, flags })
+        let (payload, size) = payload.filled(limits, list)?;
+        let octowords = header::<O>() + size;
+        let request = Self { operation, payload, octowords, flags };
+        // The queue's limits keep SGEs and inline data within a WQE. A TSO header and SGEs together
+        // may exceed it.
+        if request.reads_too_much() || octowords > MAX_DS as usize {
+            return Err(PostError::TooManySge);
+        }
+        Ok(request)
     }
 
     /// The operation.
@@ -154,18 +166,9 @@ impl<O: Operation, P: Payload> Request<O, P> {
         !O::FENCES_NEXT && !self.reads_too_much()
     }
 
-    /// Whether the request exceeds the WQE, or a limit of its operation.
+    /// Whether a READ has more SGEs than the device takes.
     #[inline(always)]
-    pub(super) fn is_too_long(&self) -> bool {
-        // The queue's limits keep SGEs and inline data within a WQE. A TSO header and SGEs together
-        // may exceed it.
-        self.reads_too_much() || self.octowords > MAX_DS as usize
-    }
-
-    /// [`Request::is_too_long`] of usual data: a queue's limits keep it within a WQE, and packets
-    /// compare their own.
-    #[inline(always)]
-    pub(super) fn reads_too_much(&self) -> bool {
+    fn reads_too_much(&self) -> bool {
         if !P::IS_READ_TO || self.octowords <= header::<O>() + MAX_READ_SGE as usize {
             return false;
         }
@@ -200,6 +203,22 @@ impl<O: Operation, P: Payload> Request<O, P> {
     #[inline(always)]
     pub(super) fn with_control(self, control: Wide, qpn: u32) -> Wqe<O, P> {
         Wqe { request: self, control, qpn }
+    }
+}
+
+/// Space for the longest WQE.
+pub(super) type Longest = [WideBlock; (MAX_DS as usize).div_ceil(4)];
+
+impl<O: Operation, P: Payload> Promised<Request<O, P>> {
+    /// The request's blocks, but for index and number in the control segment.
+    #[inline(always)]
+    pub(super) fn image<'b>(
+        &self,
+        qpn: u32,
+        buffer: &'b mut MaybeUninit<Longest>,
+    ) -> Promised<&'b [WideBlock]> {
+        let request = self.0;
+        Promised(request.with_control(wide(request.control(0)), qpn).image_in(buffer))
     }
 }
 
@@ -324,6 +343,19 @@ impl<O: Operation, P: Payload> Wqe<O, P> {
         // SAFETY: it has no more blocks, as just compared.
         unsafe { self.store(image.as_mut_ptr().cast::<Block>()) };
         Some(image)
+    }
+
+    /// The WQE as it is stored, zeros behind it, in a buffer.
+    #[inline(always)]
+    fn image_in<'b>(&self, buffer: &'b mut MaybeUninit<Longest>) -> &'b [WideBlock] {
+        let (to, blocks) = (buffer.as_mut_ptr().cast::<WideBlock>(), self.request.blocks());
+        // SAFETY: as many blocks as a WQE has at most, and at least one. All that it has were
+        // written: it has all octowords of each but the last, which is zeros where there are none.
+        unsafe {
+            to.add(blocks - 1).write([wide([0; 2]); 4]);
+            self.store(to.cast());
+            core::slice::from_raw_parts(to, blocks)
+        }
     }
 
     /// [`Wqe::store`] of a WQE that has `blocks` blocks, a constant, and is not copied from there.

@@ -15,7 +15,7 @@ use super::wide::{
     Wide, after_length, bits, copy, few_rounds, load_wide, load32, load64, partial, wide,
 };
 use super::{SendQueue, Transport};
-use crate::format::{ETH_INLINE_L2, ETH_INLINE_START, INLINE_FLAG};
+use crate::format::{ETH_INLINE_L2, ETH_INLINE_START, INLINE_FLAG, MAX_DS};
 use crate::mmio::Register;
 #[cfg(test)]
 use crate::request::Octoword;
@@ -40,18 +40,31 @@ pub trait Payload: Copy + Sealed {
     /// Otherwise they are stored to the ring, by octowords, and copied from there.
     #[doc(hidden)]
     const IS_COMPOSED: bool = true;
-    /// The same data for the slow path, which also accepts unusual data.
+    /// What is left of it without empty SGEs.
     #[doc(hidden)]
-    type Any: Payload;
-    #[doc(hidden)]
-    fn any(self) -> Self::Any;
-    /// Octowords of the whole WQE, whose header has `header`. `None` if [`Payload::octowords`] has
-    /// to decide, because the data is empty, has an empty SGE, or is to be refused.
+    type Filled<'b>: Payload;
+    /// Octowords of the whole WQE, whose header has `header`. `None` if [`Payload::filled`] has to
+    /// decide, because the data is empty, has an empty SGE, or is to be refused.
     #[doc(hidden)]
     fn usual(&self, limits: &Limits, header: usize) -> Option<usize>;
-    /// Size in the WQE in octowords of any data, if the queue can take it.
+    /// Any data without its empty SGEs, and its size in the WQE in octowords. `list` is for a list
+    /// of SGEs. Empty ones are left out, because the device reads a length of zero as 2 GiB.
+    ///
+    /// # Errors
+    /// Why the queue cannot take it.
     #[doc(hidden)]
-    fn octowords(&self, limits: &Limits) -> Result<usize, PostError>;
+    fn filled<'b>(
+        self,
+        limits: &Limits,
+        list: &'b mut SgeList,
+    ) -> Result<(Self::Filled<'b>, usize), PostError>;
+    /// A copy, field by field, to pass to functions out of line. Passing the original would force
+    /// it into memory.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn again(&self) -> Self {
+        *self
+    }
     /// How many of its bytes are copied into the WQE.
     #[doc(hidden)]
     #[inline(always)]
@@ -64,13 +77,6 @@ pub trait Payload: Copy + Sealed {
     fn only_sge(&self) -> Option<usize> {
         None
     }
-    /// A copy, field by field, to pass to functions out of line. Passing the original would force
-    /// it into memory.
-    #[doc(hidden)]
-    #[inline(always)]
-    fn again(&self) -> Self {
-        *self
-    }
     /// Tells the compiler that the data has at least `size` octowords.
     ///
     /// # Safety
@@ -81,13 +87,13 @@ pub trait Payload: Copy + Sealed {
     /// An octoword that another one follows.
     ///
     /// # Safety
-    /// `index + 1` is below the size, which `usual` or `octowords` has given.
+    /// `index + 1` is below the size, which `usual` or `filled` has given.
     #[doc(hidden)]
     unsafe fn full(&self, index: usize) -> Wide;
     /// The last octoword, with zeros behind its data.
     ///
     /// # Safety
-    /// `index + 1` is the size, which `usual` or `octowords` has given.
+    /// `index + 1` is the size, which `usual` or `filled` has given.
     #[doc(hidden)]
     #[inline(always)]
     unsafe fn last(&self, index: usize) -> Wide {
@@ -98,7 +104,7 @@ pub trait Payload: Copy + Sealed {
     /// constant, and so is `most`.
     ///
     /// # Safety
-    /// `size` is the size, which `usual` or `octowords` has given, at least `sure` and at most
+    /// `size` is the size, which `usual` or `filled` has given, at least `sure` and at most
     /// `most`; `to` is valid for writes of so many octowords, and aligned.
     #[doc(hidden)]
     #[inline(always)]
@@ -127,22 +133,19 @@ pub trait Payload: Copy + Sealed {
 impl Sealed for () {}
 impl Sealed for Sge {}
 impl Sealed for &[Sge] {}
-impl Sealed for Sparse<'_> {}
 impl Sealed for AtomicResult {}
 impl Sealed for Inline<'_> {}
 
 /// No data: a message of no bytes.
 impl Payload for () {
-    type Any = Self;
-    #[inline(always)]
-    fn any(self) {}
+    type Filled<'b> = Self;
     #[inline(always)]
     fn usual(&self, _: &Limits, header: usize) -> Option<usize> {
         Some(header)
     }
     #[inline(always)]
-    fn octowords(&self, _: &Limits) -> Result<usize, PostError> {
-        Ok(0)
+    fn filled(self, _: &Limits, _: &mut SgeList) -> Result<(Self, usize), PostError> {
+        Ok((self, 0))
     }
     #[inline(always)]
     unsafe fn full(&self, _: usize) -> Wide {
@@ -152,25 +155,21 @@ impl Payload for () {
 
 /// One SGE. Every queue can take one.
 impl Payload for Sge {
-    type Any = Self;
+    type Filled<'b> = Self;
     #[inline(always)]
     fn only_sge(&self) -> Option<usize> {
         Some(0)
-    }
-    #[inline(always)]
-    fn any(self) -> Self {
-        self
     }
     #[inline(always)]
     fn usual(&self, _: &Limits, header: usize) -> Option<usize> {
         self.is_usual().then_some(header + 1)
     }
     #[inline(always)]
-    fn octowords(&self, _: &Limits) -> Result<usize, PostError> {
+    fn filled(self, _: &Limits, _: &mut SgeList) -> Result<(Self, usize), PostError> {
         if self.is_too_long() {
             Err(PostError::SgeTooLong)
         } else {
-            Ok(usize::from(!self.is_empty()))
+            Ok((self, usize::from(!self.is_empty())))
         }
     }
     #[inline(always)]
@@ -180,12 +179,8 @@ impl Payload for Sge {
 }
 
 /// SGEs, gathered in order.
-impl<'a> Payload for &'a [Sge] {
-    type Any = Sparse<'a>;
-    #[inline(always)]
-    fn any(self) -> Sparse<'a> {
-        Sparse(self)
-    }
+impl Payload for &[Sge] {
+    type Filled<'b> = &'b [Sge];
     #[inline(always)]
     fn only_sge(&self) -> Option<usize> {
         (self.len() == 1).then_some(0)
@@ -196,8 +191,30 @@ impl<'a> Payload for &'a [Sge] {
         usual.then_some(header + self.len())
     }
     #[inline(always)]
-    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
-        Sparse(self).octowords(limits)
+    fn filled<'b>(
+        self,
+        limits: &Limits,
+        list: &'b mut SgeList,
+    ) -> Result<(&'b [Sge], usize), PostError> {
+        if self.len() > list.0.len().min(limits.max_sge as usize) {
+            return Err(PostError::TooManySge);
+        }
+        let (mut filled, mut bits) = (0, 0);
+        for sge in self {
+            few_rounds();
+            if sge.is_empty() {
+                continue;
+            }
+            bits |= sge.first();
+            // SAFETY: no more SGEs than the list has places, as just compared, here and below.
+            unsafe { list.0.get_unchecked_mut(filled) }.write(*sge);
+            filled += 1;
+        }
+        if bits & UNUSUAL != 0 {
+            return Err(PostError::SgeTooLong);
+        }
+        // SAFETY: so many were written.
+        Ok((unsafe { core::slice::from_raw_parts(list.0.as_ptr().cast(), filled) }, filled))
     }
     #[inline(always)]
     unsafe fn full(&self, index: usize) -> Wide {
@@ -225,42 +242,15 @@ fn are_usual(list: &[Sge]) -> bool {
     bits & UNUSUAL == 0
 }
 
-/// SGEs, some of which may be empty. Empty ones are left out, because the device reads a length of
-/// zero as 2 GiB.
-#[derive(Clone, Copy, Debug)]
+/// Space for the SGEs of a list that are not empty.
+#[derive(Debug)]
 #[doc(hidden)]
-pub struct Sparse<'a>(&'a [Sge]);
+pub struct SgeList([MaybeUninit<Sge>; MAX_DS as usize]);
 
-impl<'a> Sparse<'a> {
-    /// The SGEs that are not empty.
-    fn written(self) -> impl Iterator<Item = &'a Sge> {
-        self.0.iter().filter(|sge| !sge.is_empty())
-    }
-}
-
-impl Payload for Sparse<'_> {
-    type Any = Self;
-    fn any(self) -> Self {
-        self
-    }
-    fn usual(&self, _: &Limits, _: usize) -> Option<usize> {
-        None
-    }
-    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
-        if self.0.len() > limits.max_sge as usize {
-            return Err(PostError::TooManySge);
-        }
-        self.0.iter().try_fold(0, |count, sge| Ok(count + sge.octowords(limits)?))
-    }
-    unsafe fn full(&self, index: usize) -> Wide {
-        wide(self.written().nth(index).map_or([0; 2], Sge::octoword))
-    }
-    // In one pass: `full` starts over for each octoword.
-    unsafe fn store(&self, to: *mut Wide, _: usize, _: usize, _: usize) {
-        for (index, sge) in self.written().enumerate() {
-            // SAFETY: the size is the number of these.
-            unsafe { to.add(index).write_volatile(wide(sge.octoword())) };
-        }
+impl SgeList {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self([MaybeUninit::uninit(); MAX_DS as usize])
     }
 }
 
@@ -274,18 +264,14 @@ pub struct AtomicResult {
 }
 
 impl Payload for AtomicResult {
-    type Any = Self;
-    #[inline(always)]
-    fn any(self) -> Self {
-        self
-    }
+    type Filled<'b> = Self;
     #[inline(always)]
     fn usual(&self, _: &Limits, header: usize) -> Option<usize> {
         Some(header + 1)
     }
     #[inline(always)]
-    fn octowords(&self, _: &Limits) -> Result<usize, PostError> {
-        Ok(1)
+    fn filled(self, _: &Limits, _: &mut SgeList) -> Result<(Self, usize), PostError> {
+        Ok((self, 1))
     }
     #[inline(always)]
     unsafe fn full(&self, _: usize) -> Wide {
@@ -338,12 +324,8 @@ impl Inline<'_> {
 }
 
 impl Payload for Inline<'_> {
-    type Any = Self;
+    type Filled<'b> = Self;
     const IS_READ_TO: bool = false;
-    #[inline(always)]
-    fn any(self) -> Self {
-        Inline(self.0)
-    }
 
     #[inline(always)]
     fn copied(&self) -> usize {
@@ -363,13 +345,13 @@ impl Payload for Inline<'_> {
     }
 
     #[inline(always)]
-    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
+    fn filled(self, limits: &Limits, _: &mut SgeList) -> Result<(Self, usize), PostError> {
         let length = self.0.len();
         if length > limits.max_inline {
             return Err(PostError::InlineTooLong);
         }
         // A segment of no bytes is left out, like an empty SGE.
-        Ok(if length == 0 { 0 } else { segment_octowords(length) })
+        Ok((self, if length == 0 { 0 } else { segment_octowords(length) }))
     }
 
     #[inline(always)]
@@ -421,13 +403,9 @@ pub(super) const fn segment_octowords(length: usize) -> usize {
 }
 
 impl<'a, D: Payload> Payload for Segmented<'a, D> {
-    type Any = Segmented<'a, D::Any>;
+    type Filled<'b> = Segmented<'a, D::Filled<'b>>;
     // Where the header ends is not known to the compiler, so each octoword would be a choice.
     const IS_COMPOSED: bool = false;
-    #[inline(always)]
-    fn any(self) -> Self::Any {
-        Segmented { header: self.header, data: self.data.any(), too_long: self.too_long }
-    }
     #[inline(always)]
     fn copied(&self) -> usize {
         ETH_INLINE_START + self.header.len()
@@ -441,12 +419,20 @@ impl<'a, D: Payload> Payload for Segmented<'a, D> {
         let octowords = self.data.usual(limits, header + self.header_octowords())?;
         (self.fits(limits) && Self::fits_wqe(octowords - header)).then_some(octowords)
     }
-    fn octowords(&self, limits: &Limits) -> Result<usize, PostError> {
+    fn filled<'b>(
+        self,
+        limits: &Limits,
+        list: &'b mut SgeList,
+    ) -> Result<(Self::Filled<'b>, usize), PostError> {
         if !self.fits(limits) {
             return Err(self.too_long);
         }
-        let size = self.header_octowords() + self.data.octowords(limits)?;
-        if Self::fits_wqe(size) { Ok(size) } else { Err(PostError::TooManySge) }
+        let (data, size) = self.data.filled(limits, list)?;
+        let size = self.header_octowords() + size;
+        if !Self::fits_wqe(size) {
+            return Err(PostError::TooManySge);
+        }
+        Ok((Segmented { header: self.header, data, too_long: self.too_long }, size))
     }
     #[inline(always)]
     unsafe fn full(&self, index: usize) -> Wide {

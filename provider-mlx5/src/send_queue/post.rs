@@ -11,7 +11,7 @@ use core::marker::PhantomData;
 
 use super::encode::{Promised, Request, composed, short_blocks};
 use super::encoded::Encoded;
-use super::payload::Payload;
+use super::payload::{Payload, SgeList};
 use super::space::Needed;
 use super::wide::{
     self, Wide, WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
@@ -164,26 +164,41 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        self.check(operation)?;
-        let Some(request) = payload.usual(&operation, flags, &self.limits) else {
-            crate::hint::cold_path();
-            return self.post_general(wr_id, operation, payload.any(), flags);
-        };
-        // Does not call the function below, because testing its result costs two instructions here.
-        let is_direct = request.is_direct();
-        if request.is_short() {
-            if is_direct && self.next.has(short_blocks::<O>()) {
-                // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
-                return Ok(());
-            }
-        } else if is_direct && self.next.has(request.blocks()) {
-            // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, *request, request.blocks()) };
+        if self.post_promised_fast(wr_id, operation, payload, flags) {
             return Ok(());
         }
         crate::hint::cold_path();
         self.post_general(wr_id, operation, payload.again(), flags)
+    }
+
+    /// [`SendQueue::post_promised`] of any data, and where space has to be looked for. It measures
+    /// the data again, so that the fast path need not keep the size.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn post_general<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: Promised<P>,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        self.check(operation)?;
+        let mut list = SgeList::new();
+        let request = payload.request(operation, flags, &self.limits, &mut list)?;
+        let blocks = request.blocks();
+        if !self.next.has(blocks) {
+            self.open_at_head(blocks as u32)?;
+        }
+        if request.is_direct() && self.next.has(blocks) {
+            // SAFETY: open so far.
+            unsafe { self.post_direct(wr_id, *request, blocks) };
+            return Ok(());
+        }
+        let start = self.head;
+        let next = self.build(self.place(), wr_id, request)?;
+        self.move_to(next);
+        self.ring_from_ring(start);
+        Ok(())
     }
 
     /// [`SendQueue::post_promised`], as far as it is the fast path. `false`, and nothing has

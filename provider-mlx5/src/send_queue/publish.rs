@@ -1,13 +1,10 @@
 //! Publishing built requests to the device.
 
 use super::batch::high;
-use super::encode::Promised;
-use super::payload::Payload;
-use super::{Operation, RequestId, SendQueue, Transport};
+use super::{SendQueue, Transport};
 use crate::doorbell::Plain;
 use crate::format::WQEBB_SIZE;
 use crate::mmio::Register;
-use crate::request::{PostError, PostFlags};
 
 /// Most bytes that the fast path copies to a register.
 pub(super) const MAX_COPIED: u32 = 4 * WQEBB_SIZE as u32;
@@ -29,27 +26,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             self.ring_last();
             self.recompute_fast_limit();
         }
-    }
-
-    /// [`SendQueue::post_promised`] of requests that do not go to BlueFlame from registers, of all
-    /// requests while the fast path has no space, and of data that may be empty, have empty SGEs,
-    /// or be refused. It measures the data again, so that the fast path need not keep the size.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn post_general<I: RequestId, O: Operation, P: Payload>(
-        &mut self,
-        wr_id: I,
-        operation: O,
-        payload: Promised<P>,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
-        let request = payload.request(operation, flags, &self.limits)?;
-        self.end_batch();
-        let start = self.head;
-        let next = self.build(self.place(), wr_id, request)?;
-        self.move_to(next);
-        self.ring_from_ring(start);
-        Ok(())
     }
 
     /// Publishes the request from `start` to the head, which is in the ring. It is copied to

@@ -6,14 +6,14 @@
 use core::mem::MaybeUninit;
 
 use super::encode::{
-    Promised, Request, Wqe, fenced_once, first_word, second_word, short_blocks, with_flags,
+    Promised, Request, Wqe, fenced_once, first_word, mode_word, second_word, short_blocks,
+    with_flags,
 };
 use super::payload::{Inline, PREFIX, Payload, segment_octowords};
 use super::space::{Counted, Needed, Place};
 use super::steps::{Common, Header};
 use super::wide::{
-    Wide, WideBlock, copy_block, copy_ends, copy_few, copy_request, few_rounds, narrow, or,
-    store_block, wide,
+    Wide, WideBlock, copy_ends, copy_few, copy_request, few_rounds, narrow, or, store_block, wide,
 };
 use super::{Block, Operation, RequestId, SendQueue, Template, Transport, place};
 use crate::format::{ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
@@ -24,10 +24,6 @@ use crate::queue_state::{NO_START, QueueState};
 use crate::request::{Octoword, PostError, PostFlags};
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::{QueueHandle, SENDS};
-
-/// The longest WQE.
-#[repr(align(64))]
-struct Aside(#[allow(dead_code, reason = "only its size is used")] [Block; 16]);
 
 /// The blocks of a send queue, which only this process writes, and the table of their ids.
 ///
@@ -532,64 +528,31 @@ impl SendRing {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Builds any request at `at`, and returns the place after it. The queue's head does not move:
-    /// the caller moves it.
-    #[cfg_attr(not(debug_assertions), inline(always))]
+    /// Builds any request at `at` by way of a buffer, and returns the place after it.
+    #[inline(always)]
     pub(super) fn build<I: RequestId, O: Operation, P: Payload>(
         &mut self,
         at: Place,
         wr_id: I,
         request: Promised<Request<O, P>>,
     ) -> Result<Place, PostError> {
-        if request.is_too_long() {
-            return Err(PostError::TooManySge);
-        }
-        let blocks = request.blocks() as u32;
-        let own = request.control(place(at.head));
-        let mode = fenced_once(own, self.claim(at, blocks)?);
-        let control = or(wide(own), or(self.base, wide([0, mode])));
-        let wqe = request.with_control(control, self.number);
-        // SAFETY: the blocks are free.
-        unsafe { self.store(at.head, &wqe, blocks) };
-        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
-        self.note_blocks(at.head, blocks);
+        let mut aside = MaybeUninit::uninit();
+        let image = request.image(self.number, &mut aside);
+        let mut next = self.build_image(at, wr_id, image, PostFlags::empty())?;
         if O::FENCES_NEXT {
             self.state().set_send_kind(at.head, request.operation().kind());
+            next.fence = Fence::SMALL.0;
         }
-        let fence = if O::FENCES_NEXT { Fence::SMALL.0 } else { 0 };
-        Ok(Place { head: at.head.wrapping_add(blocks), fence })
+        Ok(next)
     }
 
-    /// Stores a request of `blocks` blocks at counter `start`, around the ring's end if need be.
-    ///
-    /// # Safety
-    /// The blocks are free.
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn store<O: Operation, P: Payload>(&self, start: u32, wqe: &Wqe<O, P>, blocks: u32) {
-        if blocks <= self.ring.before_end(start) {
-            // SAFETY: the blocks are free, and behind each other.
-            return unsafe { wqe.store(self.ring.block(start)) };
-        }
-        let mut aside = MaybeUninit::<Aside>::uninit();
-        let from = aside.as_mut_ptr().cast::<Block>();
-        // SAFETY: as many blocks as a WQE has at most. The request's were written: the WQE has all
-        // octowords of each but the last, which is zeros where there are none.
-        unsafe {
-            from.add(blocks as usize - 1).write_bytes(0, 1);
-            wqe.store(from);
-            for i in 0..blocks {
-                copy_block(self.ring.block(start.wrapping_add(i)), from.add(i as usize));
-            }
-        }
-    }
-
-    /// Builds a template's request at `at`, around the ring's end if need be; returns what follows
-    /// it. As after [`SendQueue::build`] the queue itself stays where it is.
-    #[inline(always)]
-    pub(super) fn build_image(
+    /// Builds a request that was encoded before at `at`, around the ring's end if need be, and
+    /// returns the place after it. The queue's head does not move: the caller moves it.
+    #[inline(never)]
+    pub(super) fn build_image<I: RequestId>(
         &mut self,
         at: Place,
-        wr_id: u64,
+        wr_id: I,
         image: Promised<&[WideBlock]>,
         flags: PostFlags,
     ) -> Result<Place, PostError> {
@@ -598,7 +561,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         };
         let own = with_flags(*first, flags);
         let blocks = image.len() as u32;
-        let mode = fenced_once(narrow(own), self.claim(at, blocks)?);
+        self.claim(at.head, blocks)?;
+        let mode = fenced_once(narrow(own), self.mode | mode_word(at.fence, 0));
         let control = or(self.stamp(place(at.head), own), wide([0, mode]));
         // SAFETY: the blocks are free.
         unsafe {
@@ -607,7 +571,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
                 store_block(self.ring.block(counter), block);
             }
         }
-        self.state().send_entry(at.head).store(wr_id, Ordering::Relaxed);
+        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
         self.note_blocks(at.head, blocks);
         Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
     }

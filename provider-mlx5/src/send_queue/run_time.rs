@@ -184,8 +184,8 @@ trait Builder<T: Transport> {
         operation: O,
         payload: Promised<P>,
     ) -> bool;
-    /// Builds any request whose operation is known.
-    fn build<O: Operation, P: Payload>(
+    /// Builds any request whose operation is known, out of line.
+    fn build_general<O: Operation, P: Payload>(
         &mut self,
         request: &SendRequest<'_>,
         operation: O,
@@ -216,7 +216,7 @@ macro_rules! builder {
             }
 
             #[cfg_attr(not(debug_assertions), inline(always))]
-            fn build<O: Operation, P: Payload>(
+            fn build_general<O: Operation, P: Payload>(
                 &mut self,
                 request: &SendRequest<'_>,
                 operation: O,
@@ -228,8 +228,8 @@ macro_rules! builder {
     };
 }
 
-builder!(Batch<'_, T, R>: |batch| batch.queue(), build_promised_fast, build_promised);
-builder!(SendQueue<T, R>: |queue| queue, post_promised_fast, post_promised);
+builder!(Batch<'_, T, R>: |batch| batch.queue(), build_promised_fast, build_promised_general);
+builder!(SendQueue<T, R>: |queue| queue, post_promised_fast, post_general);
 
 /// Stands for any reason for which a request is not built with `QUICK`, see [`Decide`].
 const UNUSUAL: PostError = PostError::Full;
@@ -500,7 +500,7 @@ impl<T: Transport, B: Builder<T>, const QUICK: bool> Decide<'_, T, B, QUICK> {
         payload: Promised<P>,
     ) -> Result<(), PostError> {
         if !QUICK {
-            return self.0.build(&request, operation, payload);
+            return self.0.build_general(&request, operation, payload);
         }
         if self.0.build_fast(&request, operation, payload) { Ok(()) } else { Err(UNUSUAL) }
     }

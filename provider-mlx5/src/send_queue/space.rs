@@ -3,9 +3,8 @@
 //! The fast path compares with one limit, [`Next::limit`]. It is computed here from the tail, which
 //! in turn is computed from the poller's published progress.
 
-use super::encode::mode_word;
 use super::ring::Next;
-use super::wide::copies_pairs;
+use super::wide::{copies_pairs, few_rounds};
 use super::{SendQueue, Transport, place};
 use crate::format::WQEBB_SIZE;
 use crate::hint::likely;
@@ -101,10 +100,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// for more space.
     #[inline(always)]
     pub(super) fn next_at(&self, at: Place) -> Next {
+        self.next_for(at, 0)
+    }
+
+    /// [`SendQueue::next_at`], where a request of `blocks` blocks is built at once: whatever their
+    /// number, it is one request.
+    #[inline(always)]
+    fn next_for(&self, at: Place, blocks: u32) -> Next {
         let is_closed = self.stale | (at.fence != 0);
-        let blocks = self.free_at(at.head).min(self.ring.before_end(at.head));
-        let open = if is_closed { 0 } else { blocks.min(self.requests_open(at.head)) };
-        self.ring.next(at.head, open)
+        let free = self.free_at(at.head).min(self.ring.before_end(at.head));
+        let requests = self.requests_open(at.head);
+        let open = if requests > 0 { free.min(requests.max(blocks)) } else { 0 };
+        self.ring.next(at.head, if is_closed { 0 } else { open })
     }
 
     /// Free blocks at a counter, as far as the tail is known.
@@ -117,15 +124,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn requests_open(&self, head: u32) -> u32 {
         (self.bound.wrapping_sub(head) as i32).max(0) as u32
-    }
-
-    /// Whether a request may be posted at a counter.
-    #[inline(always)]
-    fn has_request(&mut self, head: u32) -> bool {
-        if self.requests_open(head) == 0 {
-            self.bound = head.wrapping_add(self.requests_left(head));
-        }
-        self.bound != head
     }
 
     /// Requests that may be posted at a counter, as far as the tail is known.
@@ -149,22 +147,57 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         requests
     }
 
-    /// Makes sure that `blocks` blocks are free for a request; returns the mode bits that every
-    /// request carries. The head does not move, because a batch may be forgotten.
+    /// Whether a request of `blocks` blocks may be built at a counter, as far as is known.
     #[inline(always)]
-    pub(super) fn claim(&mut self, at: Place, blocks: u32) -> Result<u64, PostError> {
-        self.retire();
-        let mut fits = self.has_space(at, blocks);
-        if self.stale | !fits {
-            self.look_at_state()?;
-            self.follow_grant();
-            fits = self.has_space(at, blocks);
-        }
-        if fits { Ok(self.mode | mode_word(at.fence, 0)) } else { Err(PostError::Full) }
+    fn has_space(&self, head: u32, blocks: u32) -> bool {
+        !self.stale & (self.free_at(head) >= blocks) & (self.requests_open(head) > 0)
     }
 
-    fn has_space(&mut self, at: Place, blocks: u32) -> bool {
-        self.free_at(at.head) >= blocks && self.has_request(at.head)
+    /// Makes sure that `blocks` blocks from a counter on are free for a request. The head does not
+    /// move, because a batch may be forgotten.
+    #[inline(always)]
+    pub(super) fn claim(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
+        if self.has_space(head, blocks) { Ok(()) } else { self.find_space(head, blocks) }
+    }
+
+    #[inline(never)]
+    fn find_space(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
+        self.retire();
+        if self.has_space(head, blocks) { Ok(()) } else { self.count_space(head, blocks) }
+    }
+
+    /// [`SendQueue::find_space`] by the QP's state, what was granted, and the requests in the ring.
+    #[cold]
+    #[inline(never)]
+    fn count_space(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
+        self.look_at_state()?;
+        self.follow_grant();
+        if self.requests_open(head) == 0 {
+            self.bound = head.wrapping_add(self.requests_left(head));
+        }
+        if self.has_space(head, blocks) { Ok(()) } else { Err(PostError::Full) }
+    }
+
+    /// Finds space for a request of `blocks` blocks at the head, and opens the fast path for it, if
+    /// it can take the request.
+    #[inline(never)]
+    pub(super) fn open_at_head(&mut self, blocks: u32) -> Result<(), PostError> {
+        self.end_batch();
+        self.claim(self.head, blocks)?;
+        if self.unpublished == 0 && self.posts_directly() {
+            self.next = self.next_for(self.place(), blocks);
+        }
+        Ok(())
+    }
+
+    /// The fast path of a batch that is at [`Next::at`], with space for a request of `blocks`
+    /// blocks, if it can take the request.
+    #[inline(never)]
+    pub(super) fn open_at(&mut self, at: usize, blocks: u32) -> Result<Next, PostError> {
+        let at = self.place_at(at);
+        self.claim(at.head, blocks)?;
+        self.set_batch_start(at);
+        Ok(self.next_for(at, blocks))
     }
 
     /// Computes how many requests may be outstanding. The number only grows until the queue is
@@ -199,6 +232,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) fn note_blocks(&self, start: u32, blocks: u32) {
         let end = start.wrapping_add(blocks);
         for counter in (1..blocks).map(|block| start.wrapping_add(block)) {
+            few_rounds();
             self.state().send_entry(counter).store(NO_START, Ordering::Relaxed);
         }
         if blocks > 1 {
@@ -229,6 +263,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Computes the tail from the poller's published progress. Requests that a batch has built
     /// after the head cannot have completed, whatever the device says.
+    #[inline]
     pub(super) fn retire(&mut self) {
         let completed = self.state().completed_send();
         if completed == self.seen {

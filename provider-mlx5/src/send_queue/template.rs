@@ -13,7 +13,7 @@ mod fields;
 pub use fields::Field;
 
 use super::encode::{CopiedBytes, Image, Promised, Request, first_word, header, with_flags};
-use super::payload::Payload;
+use super::payload::{Payload, SgeList};
 use super::space::Needed;
 use super::wide::{self, Wide, WideBlock, narrow, or, wide};
 use super::{Batch, Carries, Operation, Read, SendQueue, Takes, Transport, Write, WriteImmediate};
@@ -93,10 +93,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         P: Payload,
     {
         self.check(operation)?;
-        let request = Request::new(operation, payload, flags, &self.limits)?;
-        if request.is_too_long() {
-            return Err(PostError::TooManySge);
-        }
+        let mut list = SgeList::new();
+        let request = Request::new(operation, payload, flags, &self.limits, &mut list)?;
         if O::FENCES_NEXT || payload.usual(&self.limits, header::<O>()).is_none() {
             return Err(PostError::NotATemplate);
         }

@@ -3,8 +3,9 @@
 use uverbs_mlx5::format::{AddressVector, Opcode};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    Carries, Datagram, Inline, Payload, Rc, Read, RunTimeDestination, RunTimeOperation, Send,
-    SendImmediate, SendRequest, Takes, To, Ud, Write, WriteImmediate,
+    Carries, Datagram, EthernetOffload, EthernetSend, Inline, Payload, RawEthernet, Rc, Read,
+    RunTimeDestination, RunTimeOperation, Send, SendImmediate, SendRequest, Takes, To, Ud, Write,
+    WriteImmediate, framed, segmented,
 };
 
 use crate::device::{Cq, Random, Sq, send_queue_of, send_queue_with};
@@ -218,6 +219,77 @@ fn a_datagram_without_data_has_one_block() {
         compare_with_header(&cq, half, ());
         compare_with_header::<&[Sge]>(&cq, half, &[]);
     }
+}
+
+/// Posts an operation alone and in a batch, twice each so that the second time the fast path is
+/// open, and compares the octowords behind a header of `header` octowords.
+fn compare_data<T, O, P>(cq: &Cq, header: usize, (operation, payload): (O, P), data: &[u8])
+where
+    T: Carries<O>,
+    O: Takes<P>,
+    P: Payload,
+{
+    for head in 0..RING {
+        let mut sq: Sq<T> = send_queue_with(cq, RING, 256, false);
+        // SAFETY: nothing was posted.
+        unsafe { sq.queue.continue_at(head, false) };
+        for way in 0..4_u64 {
+            let start = sq.queue.head();
+            // SAFETY: no device reads the data.
+            unsafe {
+                if way < 2 {
+                    sq.queue.post(way, operation, payload, PostFlags::empty()).expect("space");
+                } else {
+                    let mut batch = sq.queue.batch().expect("ready");
+                    batch.build(way, operation, payload, PostFlags::empty()).expect("space");
+                    batch.publish();
+                }
+            }
+            let blocks = sq.queue.head().wrapping_sub(start);
+            let at = |i| (start.wrapping_add(i) % RING) as usize * 64;
+            let wqe: Vec<u8> = (0..blocks).flat_map(|i| sq.ring.read(at(i), 64)).collect();
+            let octowords = header + data.len() / 16;
+            assert_eq!((usize::from(wqe[7]), blocks), (octowords, octowords.div_ceil(4) as u32));
+            assert_eq!(wqe[16 * header..16 * octowords], *data, "way {way} at {head}");
+        }
+    }
+}
+
+/// As libmlx5 leaves them out: its loops skip SGEs of no length (providers/mlx5/qp.c,
+/// `_mlx5_post_send` and `_mlx5_send_wr_set_sge_list`). Recorded vectors have them for RC.
+#[test]
+fn empty_sges_are_left_out_behind_every_header() {
+    let cq = Cq::new(16, 64);
+    let mut random = Random::new(31);
+    let (address, remote) = (AddressVector::default().for_datagram(7, 8), Remote::new(1, 2));
+    for round in 0..60_u64 {
+        let sge = |i: u64| Sge::new(64 * i, 64 * random.below(2) as u32, 9);
+        let sges: Vec<Sge> = (0..round % 5).map(sge).collect();
+        let list = SendRequest {
+            wr_id: 0,
+            operation: RunTimeOperation::Send,
+            destination: RunTimeDestination::Connected,
+            flags: PostFlags::empty(),
+            inline: false,
+            data: &sges,
+        };
+        let data = expected(&list, &[]);
+        let sges = sges.as_slice();
+        compare_data::<Rc, _, _>(&cq, 2, (Read(remote), sges), &data);
+        compare_data::<Ud, _, _>(&cq, 4, (To(Datagram(&address), Send), sges), &data);
+        compare_data::<RawEthernet, _, _>(&cq, 2, (EthernetSend::default(), sges), &data);
+        let header: &[u8] = &[7; 54];
+        // 16 bytes of the Ethernet segment are fields and the header's first two bytes.
+        let rest = [&header[2..], &[0; 12][..], &data].concat();
+        let packet = segmented(EthernetOffload::default(), 1460, header, sges);
+        compare_data::<RawEthernet, _, _>(&cq, 2, packet, &rest);
+        let frame = framed(EthernetOffload::default(), header, sges);
+        compare_data::<RawEthernet, _, _>(&cq, 2, frame, &rest);
+    }
+    let one = (Send, Sge::new(1, 0, 2));
+    compare_data::<Rc, _, _>(&cq, 1, one, &[]);
+    compare_data::<Ud, _, _>(&cq, 4, (To(Datagram(&address), Send), one.1), &[]);
+    compare_data::<Rc, _, _>(&cq, 2, (Write(remote), Inline(&[])), &[]);
 }
 
 /// Without optimisation, a stack frame has space for every inlined copy of a request.

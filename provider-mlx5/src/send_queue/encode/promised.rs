@@ -9,7 +9,7 @@ use core::ops::Deref;
 use super::{Promised, Request, header};
 use crate::request::{PostError, PostFlags};
 use crate::send_queue::Operation;
-use crate::send_queue::payload::{Inline, Limits, Payload};
+use crate::send_queue::payload::{Inline, Limits, Payload, SgeList};
 use crate::send_queue::wide::WideBlock;
 
 impl<X> Promised<X> {
@@ -57,25 +57,20 @@ impl<P: Payload> Promised<P> {
 
     /// [`Request::new`].
     #[inline(always)]
-    pub(in crate::send_queue) fn request<O: Operation>(
+    pub(in crate::send_queue) fn request<'b, O: Operation>(
         self,
         operation: O,
         flags: PostFlags,
         limits: &Limits,
-    ) -> Result<Promised<Request<O, P>>, PostError> {
-        Request::new(operation, self.0, flags, limits).map(Promised)
+        list: &'b mut SgeList,
+    ) -> Result<Promised<Request<O, P::Filled<'b>>>, PostError> {
+        Request::new(operation, self.0, flags, limits, list).map(Promised)
     }
 
     /// A copy, see [`Payload::again`].
     #[inline(always)]
     pub(in crate::send_queue) fn again(&self) -> Self {
         Self(self.0.again())
-    }
-
-    /// The same data for the slow path.
-    #[inline(always)]
-    pub(in crate::send_queue) fn any(self) -> Promised<P::Any> {
-        Promised(self.0.any())
     }
 }
 

@@ -32,10 +32,10 @@ fn inline_data_of_every_length() {
         let inline = Inline(&data);
         let usual = inline.usual(&LIMITS, 0);
         assert_eq!(usual.is_some(), (1..=500).contains(&length));
-        match inline.octowords(&LIMITS) {
+        match inline.filled(&LIMITS, &mut SgeList::new()) {
             Err(error) => assert_eq!((error, length > 500), (PostError::InlineTooLong, true)),
-            Ok(0) => assert_eq!(length, 0),
-            Ok(size) => {
+            Ok((_, 0)) => assert_eq!(length, 0),
+            Ok((inline, size)) => {
                 assert_eq!(usual, Some(size));
                 assert_eq!(bytes_of(&octowords_of(inline, size)), expected(&data), "{length}");
             }
@@ -91,16 +91,22 @@ fn empty_sges_of_a_list_are_skipped() {
     assert_eq!(octowords_of(full.as_slice(), 4), full.map(|sge| sge.octoword()));
     let gaps = [empty, sge(1), empty, sge(2)];
     assert_eq!(gaps.as_slice().usual(&LIMITS, 0), None);
-    let any = gaps.as_slice().any();
-    assert_eq!(any.octowords(&LIMITS), Ok(2));
-    assert_eq!(octowords_of(any, 2), [sge(1), sge(2)].map(|sge| sge.octoword()));
+    let mut list = SgeList::new();
+    let mut filled = |sges: &[Sge]| {
+        let (filled, size) = sges.filled(&LIMITS, &mut list)?;
+        assert_eq!(filled.len(), size);
+        Ok(filled.to_vec())
+    };
+    assert_eq!(filled(&gaps), Ok(vec![sge(1), sge(2)]));
     let refused = [sge(1), long];
     assert_eq!(refused.as_slice().usual(&LIMITS, 0), None);
-    assert_eq!(refused.as_slice().any().octowords(&LIMITS), Err(PostError::SgeTooLong));
+    assert_eq!(filled(&refused), Err(PostError::SgeTooLong));
+    assert_eq!(filled(&[empty, long]), Err(PostError::SgeTooLong));
     let many = [sge(1); 5];
     assert_eq!(many.as_slice().usual(&LIMITS, 0), None);
-    assert_eq!(many.as_slice().any().octowords(&LIMITS), Err(PostError::TooManySge));
-    assert_eq!([empty; 4].as_slice().any().octowords(&LIMITS), Ok(0));
+    assert_eq!(filled(&many), Err(PostError::TooManySge));
+    assert_eq!(filled(&[empty; 5]), Err(PostError::TooManySge));
+    assert_eq!(filled(&[empty; 4]), Ok(vec![]));
 }
 
 /// An SGE that is empty or too long is found wherever it is in the list.
