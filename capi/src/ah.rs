@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
         (attr.is_global, attr.grh) = (1, route);
     }
     // SAFETY: the caller's struct, to be written.
-    unsafe { into.write(attr) };
+    unsafe { write_padded(&attr, into) };
     0
 }
 

@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
         match uncancelled(|| next_event(context)) {
             Taken::Event(event) => {
                 // SAFETY: the caller's struct, to be written.
-                unsafe { into.write(event) };
+                unsafe { write_padded(&event, into) };
                 return 0;
             }
             Taken::Gone => {}

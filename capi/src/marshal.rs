@@ -58,7 +58,7 @@ pub(crate) struct Path {
 /// `ibv_copy_ah_attr_from_kern`.
 pub(crate) unsafe extern "C" fn ah_from_kernel(to: *mut ibv_ah_attr, from: *const AhAttr) {
     // SAFETY: the caller's structs.
-    unsafe { *to = ah(&*from) };
+    unsafe { write_padded(&ah(&*from), to) };
 }
 
 fn ah(from: &AhAttr) -> ibv_ah_attr {
@@ -88,8 +88,11 @@ pub(crate) unsafe extern "C" fn qp_from_kernel(to: *mut ibv_qp_attr, from: *cons
         from: max_send_wr max_recv_wr max_send_sge max_recv_sge max_inline_data;
         ibv_qp_cap {}
     };
-    to.ah_attr = ah(&from.ah_attr);
-    to.alt_ah_attr = ah(&from.alt_ah_attr);
+    // SAFETY: places in the caller's struct.
+    unsafe {
+        write_padded(&ah(&from.ah_attr), &raw mut to.ah_attr);
+        write_padded(&ah(&from.alt_ah_attr), &raw mut to.alt_ah_attr);
+    }
 }
 
 /// A path with the fields that both structs have.

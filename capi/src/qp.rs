@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -422,14 +423,15 @@ pub(crate) unsafe extern "C" fn query_qp(
         let base = queue_pair.base();
         let cap = attributes::capacities(queue_pair.capacities);
         let filled = attributes::to_c(&info, cap);
+        let made_with = with_fields_of! {
+            base: qp_context send_cq recv_cq srq qp_type;
+            ibv_qp_init_attr { cap, sq_sig_all: queue_pair.signal_all.into() }
+        };
         // SAFETY: the caller's structs, to be written.
         unsafe {
             (*qp).state = info.state as u32;
-            grown::write(&filled, attr);
-            init.write(with_fields_of! {
-                base: qp_context send_cq recv_cq srq qp_type;
-                ibv_qp_init_attr { cap, sq_sig_all: queue_pair.signal_all.into() }
-            });
+            grown::write(padded(&filled, &mut MaybeUninit::uninit()), attr);
+            write_padded(&made_with, init);
         }
     }))
 }

@@ -1,6 +1,7 @@
 //! Queries of devices, ports, GIDs and partition keys.
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 
 use uverbs::gid::GidEntry;
@@ -25,7 +26,7 @@ pub(crate) unsafe extern "C" fn query_device(
     let context = unsafe { Context::of(context) };
     code(context.library.attributes().map(|attributes| {
         // SAFETY: the caller's struct, to be written.
-        unsafe { into.write(plain(attributes)) };
+        unsafe { write_padded(&plain(attributes), into) };
     }))
 }
 
@@ -119,15 +120,17 @@ fn extended(attributes: &DeviceAttributes) -> ibv_device_attr_ex {
 }
 
 /// Copies the first `size` bytes of a struct that grew between releases. Fields of a newer
-/// program's struct that this one lacks are set to zero.
+/// program's struct that this one lacks, and bytes between fields, are set to zero.
 ///
 /// # Safety
 /// `into` has `size` bytes.
-unsafe fn give<T>(from: &T, into: *mut T, size: usize) {
+unsafe fn give<T: Fields>(from: &T, into: *mut T, size: usize) {
     let known = size.min(size_of::<T>());
+    let mut place = MaybeUninit::uninit();
+    let whole = ptr::from_ref(padded(from, &mut place));
     // SAFETY: within both, and after the copied bytes.
     unsafe {
-        into.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(from).cast(), known);
+        into.cast::<u8>().copy_from_nonoverlapping(whole.cast(), known);
         into.cast::<u8>().add(known).write_bytes(0, size - known);
     }
 }

@@ -702,6 +702,53 @@ static void receives_of_no_queue(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0);
 }
 
+/* Bytes from `start` to `end` of a struct, which belong to no field. memcheck knows whether they were written. */
+static void are_zero(const void *of, size_t start, size_t end)
+{
+	for (; start < end; start++)
+		CHECK(((const unsigned char *)of)[start] == 0);
+}
+
+#define END(type, field) (offsetof(type, field) + sizeof ((type *)0)->field)
+
+/* What a verb fills in has zeroes between its fields, and nothing that was in the library's memory. */
+static void bytes_between_fields(struct ibv_cq *cq)
+{
+	typedef struct ibv_device_attr_ex device_attr;
+	typedef struct ibv_qp_attr qp_attr;
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ibv_qp_init_attr init;
+	struct ibv_device_attr device;
+	struct ibv_port_attr port;
+	device_attr all;
+	qp_attr attr;
+
+	memset(&device, 0xff, sizeof device);
+	CHECK(ibv_query_device(context, &device) == 0);
+	are_zero(&device, END(struct ibv_device_attr, phys_port_cnt), sizeof device);
+	memset(&all, 0xff, sizeof all);
+	CHECK(ibv_query_device_ex(context, NULL, &all) == 0);
+	are_zero(&all, END(device_attr, orig_attr.phys_port_cnt), END(device_attr, orig_attr));
+	are_zero(&all, END(device_attr, comp_mask), offsetof(device_attr, odp_caps));
+	are_zero(&all, END(device_attr, odp_caps.per_transport_caps), END(device_attr, odp_caps));
+	are_zero(&all, END(device_attr, rss_caps.max_rwq_indirection_table_size),
+		offsetof(device_attr, rss_caps.rx_hash_fields_mask));
+	are_zero(&all, END(device_attr, rss_caps.rx_hash_function), END(device_attr, rss_caps));
+	are_zero(&all, END(device_attr, cq_mod_caps), offsetof(device_attr, max_dm_size));
+	are_zero(&all, END(device_attr, pci_atomic_caps), offsetof(device_attr, xrc_odp_caps));
+	memset(&port, 0xff, sizeof port);
+	CHECK(___ibv_query_port(context, 1, &port) == 0);
+	are_zero(&port, END(struct ibv_port_attr, port_cap_flags2), (END(struct ibv_port_attr, port_cap_flags2) + 3) & ~3);
+	memset(&attr, 0xff, sizeof attr);
+	memset(&init, 0xff, sizeof init);
+	CHECK(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0);
+	are_zero(&attr, END(qp_attr, ah_attr.grh.traffic_class), END(qp_attr, ah_attr.grh));
+	are_zero(&attr, END(qp_attr, ah_attr.port_num), END(qp_attr, ah_attr));
+	are_zero(&attr, END(qp_attr, alt_timeout), offsetof(qp_attr, rate_limit));
+	are_zero(&init, END(struct ibv_qp_init_attr, sq_sig_all), sizeof init);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 int main(void)
 {
 	struct ibv_cq *cq;
@@ -735,6 +782,7 @@ int main(void)
 	destinations_missing(cq);
 	operations_without_handles(cq);
 	receives_of_no_queue(cq);
+	bytes_between_fields(cq);
 	closed_before_its_objects();
 	CHECK(ibv_destroy_cq(cq) == 0);
 	close_soft();

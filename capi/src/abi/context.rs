@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::pthread_mutex_t;
 
 use super::attributes::*;
+use super::given::*;
 use super::objects::*;
 use super::work::*;
 

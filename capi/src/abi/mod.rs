@@ -7,12 +7,16 @@
 
 mod attributes;
 mod context;
+mod given;
 mod objects;
+mod padding;
 mod work;
 
 pub(crate) use attributes::*;
 pub(crate) use context::*;
+pub(crate) use given::*;
 pub(crate) use objects::*;
+pub(crate) use padding::{Fields, padded, write_padded};
 pub(crate) use work::*;
 
 /// A struct's name, its size, and the offsets of its fields.
@@ -43,6 +47,25 @@ macro_rules! c_structs {
     };
 }
 use c_structs;
+
+/// [`c_structs`] that are written to a program's memory with zeroes between their fields.
+macro_rules! given_structs {
+    ($( $(#[$meta:meta])* struct $name:ident { $( $(#[$field_meta:meta])* $field:ident: $type:ty, )* } )*) => {
+        $crate::abi::c_structs! {
+            $( $(#[$meta])* struct $name { $( $(#[$field_meta])* $field: $type, )* } )*
+        }
+
+        $(
+        // SAFETY: writes the fields that the struct is made of.
+        unsafe impl $crate::abi::Fields for $name {
+            unsafe fn write_fields(&self, to: *mut Self) {
+                // SAFETY: the fields of the caller's struct.
+                unsafe { $( self.$field.write_fields(&raw mut (*to).$field); )* }
+            }
+        })*
+    };
+}
+use given_structs;
 
 #[cfg(test)]
 mod tests;

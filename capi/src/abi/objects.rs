@@ -202,11 +202,4 @@ super::c_structs! {
         wr_atomic_write: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void),
         wr_flush: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8),
     }
-
-    #[derive(Debug)]
-    struct ibv_async_event {
-        /// A pointer to the object, or a port's number.
-        element: u64,
-        event_type: c_uint,
-    }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use super::{Layout, attributes, context, objects, work};
+use super::{Layout, attributes, context, given, objects, work};
 
 /// Grown since rdma-core 44: the installed header may have a shorter struct, so its size is not
 /// compared.
@@ -18,7 +18,9 @@ fn skip(reason: &str) {
 }
 
 fn structs() -> impl Iterator<Item = &'static Layout> {
-    [attributes::LAYOUTS, context::LAYOUTS, objects::LAYOUTS, work::LAYOUTS].into_iter().flatten()
+    let all =
+        [attributes::LAYOUTS, context::LAYOUTS, given::LAYOUTS, objects::LAYOUTS, work::LAYOUTS];
+    all.into_iter().flatten()
 }
 
 /// A C program whose assertions are the layouts of this crate. In `verbs_context` offsets count
