@@ -8,7 +8,7 @@ mod table;
 
 use std::ffi::c_int;
 
-use uverbs::qp::PostError;
+use uverbs::qp::{PostError, SendRequest};
 use uverbs::raw::QueuePair;
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{Common, SendQueue, Steps};
@@ -264,10 +264,24 @@ unsafe extern "C" fn post_any<T: Posts>(
     // SAFETY: the caller's promise; a list of one rings for itself.
     unsafe {
         let queue = sends::<T>(qp);
-        let posted = with_request::<T>(wr, |request| queue.post_request(request));
+        let posted = with_request::<T>(wr, |request| post_request(queue, request));
         Qp::of(qp).send_lock.release();
         posted.map_or_else(|reason| refuse(wr, bad, send_errno(reason)), |()| 0)
     }
+}
+
+/// Posts a request of any form. Out of line, because it is some 20 KB of code for each type of
+/// queue pair, which `ibv_wr_*` posts with, too.
+///
+/// # Safety
+/// As for [`SendQueue::post_request`].
+#[inline(never)]
+pub(crate) unsafe fn post_request<T: Posts>(
+    queue: &mut SendQueue<T, BlueFlame>,
+    request: &SendRequest<'_>,
+) -> Result<(), PostError> {
+    // SAFETY: the caller's promise.
+    unsafe { queue.post_request(request) }
 }
 
 forms! {

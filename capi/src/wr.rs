@@ -503,7 +503,7 @@ unsafe fn post_alone<T: Posts, const SENDS: bool>(
         let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
         queue.reopen_steps(&mut building.steps);
         let posted = building.request::<T>(stage);
-        let posted = posted.and_then(|request| queue.post_request(&request));
+        let posted = posted.and_then(|request| post::post_request(queue, &request));
         posted.map_or_else(errno, |()| 0)
     }
 }
