@@ -125,6 +125,13 @@ fn command(target: Option<&(String, String)>, kind: &str) -> Command {
         );
     }
     command.args(["--", "-C", "strip=symbols"]);
+    if target.is_none() && kind == "cdylib" {
+        // One copy of functions with equal code, of which generic functions have many. Each
+        // exported name has an address of its own, and the library compares no addresses of
+        // functions. The linkers that can link the library know the option: lld, which is rustc's
+        // own, mold and gold. GNU ld refuses two version scripts.
+        command.args(["-C", "link-arg=-Wl,--icf=all"]);
+    }
     command
 }
 
