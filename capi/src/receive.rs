@@ -164,10 +164,9 @@ pub(crate) unsafe fn post_list<Q: Receives>(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut batch = match queue.start() {
-        Ok(batch) => batch,
-        // SAFETY: the caller's place, to be written.
-        Err(reason) => return unsafe { refuse(first, bad, errno(reason)) },
+    let Ok(mut batch) = queue.start() else {
+        // SAFETY: the caller's promise. It says why nothing can be posted.
+        return unsafe { rest(queue, first, bad) };
     };
     let mut wr = first;
     // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
