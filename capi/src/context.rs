@@ -4,8 +4,10 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::fs::File;
 use std::mem::{ManuallyDrop, offset_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::ptr;
 use std::sync::{MutexGuard, Weak};
 
@@ -272,7 +274,11 @@ pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
         errno => return null(errno),
     }
     // SAFETY: just duplicated, and owned by nothing else.
-    match uverbs::Context::import(unsafe { OwnedFd::from_raw_fd(own) }) {
+    let own = File::from(unsafe { OwnedFd::from_raw_fd(own) });
+    if !own.metadata().is_ok_and(|file| file.file_type().is_char_device()) {
+        return null(libc::EINVAL);
+    }
+    match uverbs::Context::import(own.into()) {
         Ok(library) => {
             let device = device::of_library(library.device()).as_ptr();
             Context::new(device, library).into_raw()

@@ -199,6 +199,19 @@ static void regions(void)
 	REFUSES(ibv_import_device(12345), EINVAL);
 }
 
+/* Files that are no device: libibverbs asks whether it is a character device, and then for its number. */
+static void other_files(void)
+{
+	int directory = open("/", O_RDONLY), null = open("/dev/null", O_RDWR), ends[2];
+
+	CHECK(directory >= 0 && null >= 0 && pipe(ends) == 0);
+	REFUSES(ibv_import_device(directory), EINVAL);
+	REFUSES(ibv_import_device(ends[0]), EINVAL);
+	REFUSES(ibv_import_device(null), ENODEV);
+	/* They are still the program's. */
+	CHECK(close(directory) == 0 && close(null) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
+}
+
 /* A process with as many files as it may have cannot import a device. */
 static void no_files(void)
 {
@@ -335,6 +348,7 @@ int main(void)
 	device_memory();
 	regions();
 	no_files();
+	other_files();
 	xrc_domains();
 	queries(cq);
 	frames(cq);
