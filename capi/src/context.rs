@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::mem::{ManuallyDrop, offset_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::ptr;
 use std::sync::{MutexGuard, Weak};
@@ -32,10 +32,10 @@ pub(crate) struct Context {
     clock: Lazy<Option<DeviceClock>>,
     /// QP numbers that the program has reserved.
     pub(crate) reserved: Shared<Vec<Range>>,
-    /// The `cmd_fd` of a software device: an empty file, which exists because programs duplicate
-    /// the descriptor.
+    /// A `cmd_fd` that `library` does not own. Of an imported context it is the program's; of a
+    /// software device an empty file, which exists because programs duplicate the descriptor.
     #[allow(dead_code, reason = "held for its lifetime")]
-    placeholder: Option<OwnedFd>,
+    file: Option<OwnedFd>,
 }
 
 /// Name of the file that is `cmd_fd` of a software device.
@@ -98,9 +98,9 @@ impl Context {
     /// From `Box::into_raw`; called once, after which nothing uses `library`.
     pub(crate) unsafe fn close(this: *mut Self) -> Weak<dyn Any + Send + Sync> {
         // SAFETY: the caller's promise.
-        let (library, clock, placeholder) =
-            unsafe { (&mut (*this).library, &mut (*this).clock, &mut (*this).placeholder) };
-        drop((std::mem::take(clock), placeholder.take()));
+        let (library, clock, file) =
+            unsafe { (&mut (*this).library, &mut (*this).clock, &mut (*this).file) };
+        drop((std::mem::take(clock), file.take()));
         // SAFETY: the caller's promise.
         unsafe { &(*this).reserved }.lock().iter_mut().for_each(|ranges| ranges.clear());
         let objects = library.lifetime();
@@ -109,18 +109,13 @@ impl Context {
         objects
     }
 
-    fn new(device: *mut ibv_device, library: uverbs::Context) -> Box<Self> {
-        let placeholder = if library.as_fd().is_none() { placeholder() } else { None };
-        let raw = |fd: &OwnedFd| fd.as_raw_fd();
+    fn new(device: *mut ibv_device, library: uverbs::Context, file: Option<OwnedFd>) -> Box<Self> {
+        let own = file.as_ref().map(|file| file.as_fd()).or(library.as_fd());
         let vectors = library.attributes().map_or(1, |attributes| attributes.completion_vectors);
         let context = ibv_context {
             device,
             ops: observe::operations(operations()),
-            cmd_fd: library
-                .as_fd()
-                .map(|fd| fd.as_raw_fd())
-                .or(placeholder.as_ref().map(raw))
-                .unwrap_or(-1),
+            cmd_fd: own.map_or(-1, |file| file.as_raw_fd()),
             async_fd: library.events_fd().as_raw_fd(),
             num_comp_vectors: vectors as c_int,
             mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -132,7 +127,7 @@ impl Context {
             objects: Shared::default(),
             clock: Lazy::new(),
             reserved: Shared::default(),
-            placeholder,
+            file,
         })
     }
 }
@@ -247,7 +242,8 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     match wanted.library.open() {
         Ok(library) => {
             crate::soft::opened(&wanted.library);
-            Context::new(device, library).into_raw()
+            let file = if library.as_fd().is_none() { placeholder() } else { None };
+            Context::new(device, library, file).into_raw()
         }
         Err(error) => null(failed(&error)),
     }
@@ -260,8 +256,8 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// `ibv_import_device`: a context on an open file that another process made. Takes a duplicate of
-/// the file.
+/// `ibv_import_device`: a context on an open file that another process made. Closing the context
+/// closes `cmd_fd`, as in libibverbs. If the import fails, the descriptor stays the program's.
 pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     if is_placeholder(cmd_fd) {
         return null(libc::EOPNOTSUPP);
@@ -281,7 +277,9 @@ pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
     match uverbs::Context::import(own.into()) {
         Ok(library) => {
             let device = device::of_library(library.device()).as_ptr();
-            Context::new(device, library).into_raw()
+            // SAFETY: an open descriptor, which the program gives away with this call.
+            let file = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+            Context::new(device, library, Some(file)).into_raw()
         }
         Err(error) => null(failed(&error)),
     }
