@@ -164,7 +164,22 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        if self.post_promised_fast(wr_id, operation, payload, flags) {
+        self.check(operation)?;
+        let Some(request) = payload.usual(&operation, flags, &self.limits) else {
+            crate::hint::cold_path();
+            return self.post_general(wr_id, operation, payload.again(), flags);
+        };
+        // Does not call the function below, because testing its result costs two instructions here.
+        let is_direct = request.is_direct();
+        if request.is_short() {
+            if is_direct && self.next.has(short_blocks::<O>()) {
+                // SAFETY: open so far.
+                unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
+                return Ok(());
+            }
+        } else if is_direct && self.next.has(request.blocks()) {
+            // SAFETY: open so far.
+            unsafe { self.post_direct(wr_id, *request, request.blocks()) };
             return Ok(());
         }
         crate::hint::cold_path();
