@@ -54,6 +54,11 @@ fn signals_interrupt_waits_as_their_handlers_say() {
     runs("signals.c", &["-libverbs"]);
 }
 
+#[test]
+fn texts_for_closed_standard_streams_are_no_events() {
+    runs("streams.c", &["-libverbs"]);
+}
+
 /// Tag matching is on InfiniBand ports.
 #[test]
 fn tags_are_matched() {

@@ -76,7 +76,7 @@ impl EventQueue {
     /// Creates a queue and the descriptor for the program.
     pub(crate) fn new() -> Result<(Arc<Self>, OwnedFd), Errno> {
         let (read, write) = pipe()?;
-        let pipe = File::from(write);
+        let pipe = File::from(above_standard_streams(write)?);
         let identity = identity(pipe.as_raw_fd())?;
         let inner = Inner {
             pipe: Some(pipe),
@@ -280,6 +280,19 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     set_flags(&write, libc::O_NONBLOCK | libc::O_DIRECT)?;
     set_flags(&read, 0)?;
     Ok((read, write))
+}
+
+/// The file under a number above those of the standard streams. A program that has closed those may
+/// still write texts to their numbers, and what is written here is an event.
+fn above_standard_streams(file: OwnedFd) -> Result<OwnedFd, Errno> {
+    const ABOVE: RawFd = libc::STDERR_FILENO + 1;
+    if file.as_raw_fd() >= ABOVE {
+        return Ok(file);
+    }
+    // SAFETY: duplicates a descriptor of ours.
+    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE) };
+    // SAFETY: just duplicated, and owned by nothing else.
+    Errno::result(fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Device and inode of a descriptor; EBADF if it is not open.
