@@ -487,6 +487,13 @@ impl Cq {
         Posted::Later
     }
 
+    /// The host takes the CQ's event now, and finds all CQEs that are written by then. The event
+    /// announces those behind the one that raised it, too: arming before a poll, as the comment in
+    /// [`arm_with`](Self::arm_with) says, must not raise another event for them.
+    pub(super) fn announce(&mut self) {
+        self.announced = self.producer;
+    }
+
     fn fire(&mut self) -> Posted {
         self.armed = None;
         self.deadline = None;

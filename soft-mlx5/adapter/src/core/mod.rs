@@ -229,7 +229,11 @@ impl Core {
 
     /// The next event for the host.
     pub fn take_event(&mut self) -> Option<Event> {
-        self.env.events.pop_front()
+        let event = self.env.events.pop_front()?;
+        if let Event::Completion { cqn } = event {
+            let _ = self.cq_mut(cqn).map(cq::Cq::announce);
+        }
+        Some(event)
     }
 
     /// Raises an asynchronous event as if the device had found a reason. An event that means an

@@ -81,6 +81,20 @@ fn arming_with_unread_completions_raises_an_event_at_once() {
 }
 
 #[test]
+fn an_event_announces_all_completions_written_until_it_is_taken() {
+    let mut source = plain();
+    let cq = source.cq.clone();
+    source.arm();
+    source.complete(2);
+    assert_eq!(source.host().events(), [COMPLETION(&cq)]);
+    source.cq.arm_sequence += 1;
+    source.arm();
+    assert_eq!(source.host().events(), [], "armed before both are polled");
+    source.complete(1);
+    assert_eq!(source.host().events(), [COMPLETION(&cq)]);
+}
+
+#[test]
 fn errors_fire_a_cq_armed_for_solicited() {
     let mut source = plain();
     let cq = source.cq.clone();
