@@ -19,7 +19,8 @@ const BUDGET: u32 = 15;
 pub(super) struct Worker {
     pub(super) pacing: Pacing,
     incoming: Vec<Packet>,
-    /// The last look sent acknowledgements and woke no receivers; the next one wakes them.
+    /// The last look woke no receivers of acknowledgements that it sent, or left these in the
+    /// outbox; the next one wakes them or sends these.
     pub(super) left_asleep: bool,
     /// Whether the wire's files may hold packets that no look has taken: the last sleep ended by
     /// them, or no sleep follows a look.
@@ -110,11 +111,17 @@ impl Worker {
         look
     }
 
-    /// Sends the core's packets on the wire. If receivers `may_wait`, they are not woken now; the
-    /// next look wakes them at the latest.
+    /// Sends the core's packets on the wire. If receivers `may_wait`, they are not woken now, or
+    /// the packets stay in the outbox where that saves more; the next look makes up for it.
     fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
-        let (was_left, sends) = (self.left_asleep, shared.take_outbox(&mut self.outgoing));
-        self.left_asleep = may_wait && !was_left && sends;
+        let was_left = mem::take(&mut self.left_asleep);
+        let may_wait = may_wait && !was_left;
+        if may_wait && wire.joins_packets() {
+            self.left_asleep = !lock(&shared.outbox).is_empty();
+            return;
+        }
+        let sends = shared.take_outbox(&mut self.outgoing);
+        self.left_asleep = may_wait && sends;
         match (self.left_asleep, sends) {
             (true, _) => wire.send_quietly(now, &mut self.outgoing, &mut self.pool),
             (false, true) => wire.send(now, &mut self.outgoing, &mut self.pool),

@@ -66,6 +66,12 @@ pub trait Wire: Send {
     /// Wakes the receivers that [`Wire::send_quietly`] left asleep.
     fn wake_receivers(&mut self) {}
 
+    /// Whether packets of one [`Wire::send`] cost the sender and the receiver less than those of
+    /// two. An acknowledgement then waits for what the program sends next.
+    fn joins_packets(&self) -> bool {
+        false
+    }
+
     /// How many packets wait in this process until their receivers have space for them.
     fn waiting(&self) -> usize {
         0
@@ -116,6 +122,10 @@ macro_rules! pass_calls_on {
     ($self:ident => $wire:expr) => {
         fn wake_receivers(&mut $self) {
             $wire.wake_receivers();
+        }
+
+        fn joins_packets(&$self) -> bool {
+            $wire.joins_packets()
         }
 
         fn waiting(&$self) -> usize {

@@ -13,7 +13,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::host::{HostAddress, Interface, gid_of};
 use super::mmsg::{self, Datagram, Receiver, Run};
 use super::multicast::{GroupInterface, receive_headers};
-use super::segments::run_length;
+use super::segments::{requests_first, run_length};
 use super::skips::Skips;
 use super::udp::{drain, enlarge, send_sealed};
 use super::{Counters, Groups, Link, Wire, port_holder};
@@ -332,6 +332,7 @@ fn explain(interface: &Interface, error: io::Error) -> io::Error {
 impl Wire for RoutedWire {
     fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.drop_unroutable(packets, pool);
+        requests_first(packets);
         let mut rest = &mut packets[..];
         while let Some(first) = rest.first() {
             let port = first.addressing.source_port();
@@ -368,6 +369,10 @@ impl Wire for RoutedWire {
         }
         self.drop_frames(first, packets, pool);
         read
+    }
+
+    fn joins_packets(&self) -> bool {
+        true
     }
 
     /// Now if a message has arrived of which not all packets were taken, because no descriptor

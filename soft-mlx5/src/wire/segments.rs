@@ -1,5 +1,5 @@
 //! Which packets are sent together, as one message that the kernel segments into datagrams
-//! (`UDP_SEGMENT`).
+//! (`UDP_SEGMENT`), and in which order.
 
 #![forbid(unsafe_code)]
 
@@ -39,6 +39,20 @@ pub(super) fn run_length(packets: &[Packet]) -> usize {
     count
 }
 
+/// Moves responses behind the requests that leave with them: shorter than a request with data, an
+/// acknowledgement can be the end of its message. Requests and responses of a queue pair are not
+/// ordered against each other.
+pub(super) fn requests_first(packets: &mut [Packet]) {
+    if !packets.is_sorted_by_key(is_response) {
+        packets.sort_by_key(is_response);
+    }
+}
+
+fn is_response(packet: &Packet) -> bool {
+    let operation = packet.bth().and_then(|bth| bth.opcode().describe());
+    operation.is_some_and(|(_, operation, ..)| operation.is_response())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +76,28 @@ mod tests {
         assert_eq!(of(&[80, 80, 76, 80]), 3);
         assert_eq!(of(&[1052, 1036, 1036]), 2);
         assert_eq!(of(&[80, 84, 84]), 1);
+    }
+
+    #[test]
+    fn an_acknowledgement_ends_the_message_that_it_leaves_with() {
+        // BTH opcodes of a reliable connection: ACKNOWLEDGE and SEND Only.
+        let (acknowledgement, send) = (0x11, 0x04);
+        let packet = |opcode, tag, len| {
+            let mut bytes = vec![tag; len];
+            bytes[0] = opcode;
+            Packet::from_bytes(route(2), &bytes)
+        };
+        let mut packets = vec![
+            packet(acknowledgement, 1, 16),
+            packet(send, 2, 76),
+            packet(acknowledgement, 3, 16),
+            packet(send, 4, 76),
+        ];
+        assert_eq!(run_length(&packets), 1);
+        requests_first(&mut packets);
+        let tags: Vec<u8> = packets.iter().map(|packet| packet.bytes()[1]).collect();
+        assert_eq!(tags, [2, 4, 1, 3]);
+        assert_eq!(run_length(&packets), 3);
     }
 
     #[test]

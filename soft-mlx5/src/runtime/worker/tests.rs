@@ -172,6 +172,84 @@ fn the_look_after_a_quiet_one_wakes_the_receivers() {
     }
 }
 
+/// A wire of which a send with more packets costs less than two sends. It says how many it sent.
+struct Joining(mpsc::Sender<usize>);
+
+impl Wire for Joining {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        self.0.send(packets.drain(..).count()).unwrap();
+    }
+
+    fn joins_packets(&self) -> bool {
+        true
+    }
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        0
+    }
+
+    fn join(&mut self, _: Gid) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _: Gid) {}
+}
+
+fn joining() -> (Runtime, mpsc::Receiver<usize>) {
+    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
+    let (tell, sent) = mpsc::channel();
+    let waker = Arc::new(Waker::new().unwrap());
+    (Runtime::new(core, Box::new(Joining(tell)), waker, Arc::new(Deaf)), sent)
+}
+
+impl Worker {
+    /// The end of a look after which an acknowledgement may wait.
+    fn acknowledge(&mut self, shared: &Shared) {
+        lock(&shared.outbox).push(packet(0x11));
+        self.send(shared, 0, &mut **lock(&shared.wire), true);
+    }
+}
+
+#[test]
+fn an_acknowledgement_leaves_with_the_answer_or_with_the_next_one() {
+    let (runtime, sent) = joining();
+    let (shared, mut worker) = (&*runtime.shared, Worker::new());
+    worker.acknowledge(shared);
+    assert_eq!((worker.left_asleep, sent.try_recv().ok()), (true, None));
+    lock(&shared.outbox).push(packet(0x04));
+    worker.send(shared, 0, &mut **lock(&shared.wire), false);
+    assert_eq!((worker.left_asleep, sent.try_recv().ok()), (false, Some(2)));
+    worker.acknowledge(shared);
+    worker.acknowledge(shared);
+    assert_eq!((worker.left_asleep, sent.try_recv().ok()), (false, Some(2)), "not a third time");
+}
+
+#[test]
+fn an_acknowledgement_leaves_before_a_command_returns() {
+    let (runtime, sent) = joining();
+    Worker::new().acknowledge(&runtime.shared);
+    runtime.control(|_| ()).unwrap();
+    assert_eq!(sent.try_recv(), Ok(1));
+}
+
+#[test]
+fn the_devices_thread_sends_an_acknowledgement_that_no_answer_follows() {
+    let (runtime, sent) = joining();
+    let runtime = runtime.start("test").unwrap();
+    let mut worker = loop {
+        // A program's thread looked, so the device's thread stands by.
+        runtime.progress();
+        if let Ok(worker) = runtime.shared.worker.try_lock() {
+            break worker;
+        }
+    };
+    worker.acknowledge(&runtime.shared);
+    assert_eq!((worker.left_asleep, sent.try_recv().ok()), (true, None));
+    drop(worker);
+    // This takes for ever if only the program's next look sends it.
+    assert_eq!(sent.recv(), Ok(1));
+}
+
 /// A wire with a file, that notes which looks leave the file unread.
 struct WithFile {
     file: Arc<EventFd>,
