@@ -201,8 +201,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let mut list = SgeList::new();
         let request = payload.request(operation, flags, &self.limits, &mut list)?;
         let blocks = request.blocks();
-        if !self.next.has(blocks) {
-            self.open_at_head(blocks as u32)?;
+        let is_open = self.next.has(blocks);
+        if !is_open {
+            self.end_batch();
+            self.claim(self.head, blocks as u32)?;
+        }
+        // This may panic: the fast path is not open for this request's blocks yet.
+        let wr_id = wr_id.take();
+        if !is_open {
+            self.open_at_head(blocks as u32);
         }
         if request.is_direct() && self.next.has(blocks) {
             // SAFETY: open so far.

@@ -3,6 +3,7 @@
 //! The fast path compares with one limit, [`Next::limit`]. It is computed here from the tail, which
 //! in turn is computed from the poller's published progress.
 
+use super::batch::high;
 use super::ring::Next;
 use super::wide::{copies_pairs, few_rounds};
 use super::{SendQueue, Transport, place};
@@ -178,16 +179,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if self.has_space(head, blocks) { Ok(()) } else { Err(PostError::Full) }
     }
 
-    /// Finds space for a request of `blocks` blocks at the head, and opens the fast path for it, if
-    /// it can take the request.
+    /// Opens the fast path for a request of `blocks` blocks at the head, for which space was
+    /// claimed, if it can take the request.
     #[inline(never)]
-    pub(super) fn open_at_head(&mut self, blocks: u32) -> Result<(), PostError> {
-        self.end_batch();
-        self.claim(self.head, blocks)?;
+    pub(super) fn open_at_head(&mut self, blocks: u32) {
         if self.unpublished == 0 && self.posts_directly() {
             self.next = self.next_for(self.place(), blocks);
+            self.batch_start.high = high(self.head);
         }
-        Ok(())
     }
 
     /// The fast path of a batch that is at [`Next::at`], with space for a request of `blocks`

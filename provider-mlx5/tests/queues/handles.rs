@@ -7,11 +7,13 @@ use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
-use uverbs_mlx5::request::PostFlags;
-use uverbs_mlx5::send_queue::{Nop, Rc, RequestId, SendQueue};
+use uverbs_mlx5::request::{PostError, PostFlags};
+use uverbs_mlx5::send_queue::{Inline, Nop, Rc, RequestId, Send, SendQueue};
 use uverbs_mlx5::user_index::{QueueHandle, RegisterError, UserIndexTable};
 
-use crate::device::{Cq, Memory, recv_queue, send_queue, shared_recv_queue, try_send_queue};
+use crate::device::{
+    Cq, Memory, recv_queue, send_queue, send_queue_for, shared_recv_queue, try_send_queue,
+};
 
 const NONE: PostFlags = PostFlags::empty();
 
@@ -103,6 +105,20 @@ impl RequestId for Panics {
     fn take(self) -> u64 {
         panic!("no id")
     }
+}
+
+/// Space was found for its two blocks, of which none is used.
+#[test]
+fn a_long_post_whose_id_panics_leaves_the_requests_bounded() {
+    let cq = Cq::new(8, 64);
+    let mut sq = send_queue_for::<Rc>(&cq, 8, 1);
+    let long = Inline(&[0; 80]);
+    // SAFETY: inline data is copied, so no memory is shared.
+    let post = || unsafe { sq.queue.post_as(Panics, Send, long, NONE) };
+    assert!(catch_unwind(AssertUnwindSafe(post)).is_err());
+    // SAFETY: there is no data.
+    let posted = [1, 2].map(|id| unsafe { sq.queue.post(id, Nop, (), NONE) });
+    assert_eq!(posted, [Ok(()), Err(PostError::Full)]);
 }
 
 /// Otherwise the next doorbell would publish a block without a request.

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 
 use uverbs_mlx5::completion_queue::PollError;
+use uverbs_mlx5::format::{Opcode, U32};
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    BindWindow, Inline, LocalInvalidate, Nop, Rc, RunTimeDestination, RunTimeOperation, Send,
-    SendRequest, WindowAccess, WindowType, Write,
+    BindWindow, Header, Inline, LocalInvalidate, Nop, Rc, RunTimeDestination, RunTimeOperation,
+    Send, SendRequest, Steps, WindowAccess, WindowType, Write,
 };
 
 use crate::device::{Cq, Cqe, Random, Sq, send_queue, send_queue_for};
@@ -153,6 +154,52 @@ fn outstanding_requests_are_listed() {
 #[test]
 fn max_requests_is_the_exact_bound() {
     bound_is_exact(0, &[0, 1, 2, 3, 4, 5, 6]);
+}
+
+/// A SEND that is built step by step.
+struct PlainSend;
+
+impl Header for PlainSend {
+    fn octowords(&self) -> usize {
+        1
+    }
+    fn opcode(&self) -> Opcode {
+        Opcode::SEND
+    }
+    fn immediate(&self) -> U32 {
+        U32::ZERO
+    }
+    fn remote(&self) -> Remote {
+        Remote { address: 0, rkey: 0 }
+    }
+    fn wr_id(&self) -> u64 {
+        7
+    }
+    fn mode(&self) -> u32 {
+        0
+    }
+}
+
+/// The second post is the first of a lap of the 16-bit counter, and looks for space.
+#[test]
+fn steps_in_a_new_lap_of_the_counter_are_counted() {
+    let cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    // SAFETY: nothing was posted.
+    unsafe { sq.queue.continue_at(0xffff, false) };
+    let (mut steps, common) = (Steps::NEW, sq.queue.common(|_| NONE));
+    for _ in 0..2 {
+        // SAFETY: inline data is copied, so no memory is shared.
+        assert_eq!(unsafe { sq.queue.post(1, Send, Inline(&[1; 8]), NONE) }, Ok(()));
+    }
+    assert!(sq.queue.has_no_steps());
+    // SAFETY: a SEND demands nothing of its data, and no device reads it.
+    let built =
+        unsafe { sq.queue.name(&mut steps, &common, PlainSend) && sq.queue.add(0x1000, 8, 0) };
+    assert!(built && !sq.queue.has_no_steps());
+    // SAFETY: the data is there.
+    assert!(unsafe { sq.queue.publish_steps() });
+    assert_eq!(sq.queue.head(), 0x1_0002);
 }
 
 /// The queue starts just before its 16-bit counter wraps. The request with index 0xffff frees its
