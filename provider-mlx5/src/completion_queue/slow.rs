@@ -79,7 +79,11 @@ impl CompletionQueue {
     fn is_title_of_session(&self, ahead: u32) -> bool {
         let at = self.consumed.wrapping_add(ahead);
         let left = self.ring.entries().saturating_sub(ahead);
-        self.is_title(at) && self.ring.session_length(at) <= left
+        if !self.is_title(at) {
+            return false;
+        }
+        crate::barrier::from_device();
+        self.ring.session_length(at) <= left
     }
 
     #[inline(never)]
