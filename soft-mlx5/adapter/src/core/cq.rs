@@ -487,11 +487,14 @@ impl Cq {
         Posted::Later
     }
 
-    /// The host takes the CQ's event now, and finds all CQEs that are written by then. The event
-    /// announces those behind the one that raised it, too: arming before a poll, as the comment in
-    /// [`arm_with`](Self::arm_with) says, must not raise another event for them.
+    /// The host takes the CQ's event now. It announces one CQE behind the one that raised it, too,
+    /// if that is written by now: where a message and an acknowledgement arrive together, arming
+    /// before a poll, as the comment in [`arm_with`](Self::arm_with) says, must not raise another
+    /// event. Not more than one, because programs poll a bounded number of CQEs for each event.
     pub(super) fn announce(&mut self) {
-        self.announced = self.producer;
+        if self.producer.wrapping_sub(self.announced) & INDEX_MASK == 1 {
+            self.announced = self.producer;
+        }
     }
 
     fn fire(&mut self) -> Posted {
