@@ -6,7 +6,7 @@ use std::mem;
 use super::pacing::{Pacing, Pause};
 use super::{Machine, Shared, clock, lock};
 use crate::core::Core;
-use crate::packet::{Opcode, Packet, PacketPool, Transport};
+use crate::packet::{Aeth, Operation, Packet, PacketPool, Syndrome};
 use crate::wire::{SOCKET_DATAGRAMS, Station, Wire};
 
 /// Most packets that the core sends or receives between two looks at doorbells, wire and waiting
@@ -68,8 +68,12 @@ impl Whose {
     }
 }
 
+/// Whether nobody waits for the packet: a NAK asks to send again.
 fn is_acknowledgement(packet: &Packet) -> bool {
-    packet.bth().is_some_and(|bth| bth.opcode().on(Transport::Rc) == Opcode::RC_ACKNOWLEDGE)
+    packet.view().is_ok_and(|view| {
+        let acknowledges = |aeth: &Aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. });
+        view.operation == Operation::Acknowledge && view.aeth.is_some_and(acknowledges)
+    })
 }
 
 impl Worker {
@@ -96,11 +100,13 @@ impl Worker {
         for station in self.receive(shared, now, whose) {
             shared.host.peer_ended(station);
         }
-        let arrived = !self.incoming.is_empty();
+        let arrived = self.incoming.len();
         let mut look = self.step(shared, now, whose);
-        look.did_work |= arrived;
+        look.did_work |= arrived > 0;
         let mut wire = lock(&shared.wire);
-        self.send(shared, now, &mut **wire, arrived && may_wait(shared, now, whose, look.told));
+        let are_few = arrived <= FEW || !wire.joins_packets();
+        let may_wait = arrived > 0 && are_few && may_wait(shared, now, whose, look.told);
+        self.send(shared, now, &mut **wire, may_wait);
         look.deadline = look.deadline.into_iter().chain(wire.next_wake()).min();
         drop(wire);
         self.deadline = look.deadline;
@@ -222,6 +228,10 @@ impl Worker {
 /// Receivers are left asleep only if the device's thread looks again within this many nanoseconds
 /// in case the program does not call again.
 const SOON: u64 = 1_000_000;
+
+/// Most packets of a look that a program may be about to answer. After more of them, which a peer
+/// streams, the acknowledgement lets the peer go on.
+const FEW: usize = 4;
 
 /// Whether waking sleeping receivers may be left to the next look, because only acknowledgements
 /// are to be sent. Then the program that received the message runs first, and its answer wakes the

@@ -332,13 +332,13 @@ fn explain(interface: &Interface, error: io::Error) -> io::Error {
 impl Wire for RoutedWire {
     fn send(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.drop_unroutable(packets, pool);
-        requests_first(packets);
         let mut rest = &mut packets[..];
         while let Some(first) = rest.first() {
             let port = first.addressing.source_port();
             let same = |packet: &Packet| packet.addressing.source_port() == port;
             let len = rest.iter().position(|packet| !same(packet)).unwrap_or(rest.len());
             let (flow, others) = rest.split_at_mut(len);
+            requests_first(flow);
             self.send_flow(flow);
             rest = others;
         }

@@ -4,8 +4,8 @@
 #![forbid(unsafe_code)]
 
 use super::mmsg::BATCH;
-use crate::packet::Packet;
 use crate::packet::rocev2::ICRC_LEN;
+use crate::packet::{Packet, Transport};
 
 /// Most datagrams of a message: `UDP_MAX_SEGMENTS` of include/linux/udp.h, which was 64 before
 /// Linux 6.9 and is 128 since.
@@ -41,7 +41,8 @@ pub(super) fn run_length(packets: &[Packet]) -> usize {
 
 /// Moves responses behind the requests that leave with them: shorter than a request with data, an
 /// acknowledgement can be the end of its message. Requests and responses of a queue pair are not
-/// ordered against each other.
+/// ordered against each other. Datagrams stay behind responses: one may be a disconnect request,
+/// after which the peer gives up what is not acknowledged.
 pub(super) fn requests_first(packets: &mut [Packet]) {
     if !packets.is_sorted_by_key(is_response) {
         packets.sort_by_key(is_response);
@@ -50,7 +51,9 @@ pub(super) fn requests_first(packets: &mut [Packet]) {
 
 fn is_response(packet: &Packet) -> bool {
     let operation = packet.bth().and_then(|bth| bth.opcode().describe());
-    operation.is_some_and(|(_, operation, ..)| operation.is_response())
+    operation.is_some_and(|(transport, operation, ..)| {
+        operation.is_response() || transport == Transport::Ud
+    })
 }
 
 #[cfg(test)]
@@ -80,8 +83,8 @@ mod tests {
 
     #[test]
     fn an_acknowledgement_ends_the_message_that_it_leaves_with() {
-        // BTH opcodes of a reliable connection: ACKNOWLEDGE and SEND Only.
-        let (acknowledgement, send) = (0x11, 0x04);
+        // BTH opcodes of a reliable connection, ACKNOWLEDGE and SEND Only, and of datagrams.
+        let (acknowledgement, send, datagram) = (0x11, 0x04, 0x64);
         let packet = |opcode, tag, len| {
             let mut bytes = vec![tag; len];
             bytes[0] = opcode;
@@ -91,12 +94,13 @@ mod tests {
             packet(acknowledgement, 1, 16),
             packet(send, 2, 76),
             packet(acknowledgement, 3, 16),
+            packet(datagram, 5, 280),
             packet(send, 4, 76),
         ];
         assert_eq!(run_length(&packets), 1);
         requests_first(&mut packets);
         let tags: Vec<u8> = packets.iter().map(|packet| packet.bytes()[1]).collect();
-        assert_eq!(tags, [2, 4, 1, 3]);
+        assert_eq!(tags, [2, 4, 1, 3, 5]);
         assert_eq!(run_length(&packets), 3);
     }
 

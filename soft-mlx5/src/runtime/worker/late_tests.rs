@@ -15,7 +15,7 @@ use crate::core::{
     QpParams, QpState, QpType, Qpn, ReceiveRing, ReceiveSource, RemoteRights, SendRing,
 };
 use crate::memory::{BufferMemory, HostMemory, PageMap};
-use crate::packet::{Addressing, Aeth, Bth, Gid, Psn, Syndrome};
+use crate::packet::{Addressing, Bth, Gid, Opcode, Psn};
 use crate::runtime::{Host, Runtime};
 use crate::wire::{RECEIVE_BATCH, SOCKET_DATAGRAMS, Waker};
 

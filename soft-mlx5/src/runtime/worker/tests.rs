@@ -73,6 +73,11 @@ fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
     lock(&shared.outbox).push(packet(0x04));
     assert!(!waits(Whose::Waiting, true), "a message does not wait");
     lock(&shared.outbox).pop();
+    let mut nak = packet(0x11);
+    nak.bytes_mut()[12] = 0x60;
+    lock(&shared.outbox).push(nak);
+    assert!(!waits(Whose::Waiting, true), "a NAK for a sequence error does not wait");
+    lock(&shared.outbox).pop();
     shared.standby.note_wait(6 + SOON);
     assert!(!waits(Whose::Waiting, true), "the device's thread would be late");
 }
@@ -222,6 +227,37 @@ fn an_acknowledgement_leaves_with_the_answer_or_with_the_next_one() {
     worker.acknowledge(shared);
     worker.acknowledge(shared);
     assert_eq!((worker.left_asleep, sent.try_recv().ok()), (false, Some(2)), "not a third time");
+}
+
+/// A wire of that kind on which so many packets arrive, and that sends nothing.
+struct Arriving(usize);
+
+impl Wire for Arriving {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        packets.clear();
+    }
+
+    fn joins_packets(&self) -> bool {
+        true
+    }
+
+    fn receive(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        packets.extend((0..self.0).map(|_| packet(0x04)));
+        mem::take(&mut self.0)
+    }
+}
+
+#[test]
+fn an_acknowledgement_of_packets_in_a_row_does_not_wait() {
+    for (arrived, waits) in [(0, false), (1, true), (FEW, true), (FEW + 1, false)] {
+        let runtime = runtime(Arriving(arrived));
+        let shared = &*runtime.shared;
+        shared.standby.note_wait(5 + SOON);
+        lock(&shared.outbox).push(packet(0x11));
+        let mut worker = Worker::new();
+        worker.look(shared, 5, Whose::Polling);
+        assert_eq!(worker.left_asleep, waits, "{arrived} packets");
+    }
 }
 
 #[test]
