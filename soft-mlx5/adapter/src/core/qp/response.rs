@@ -227,14 +227,14 @@ impl Qp {
     /// some peers send one such NAK for the next packet that they drop (`check_psn` in
     /// drivers/infiniband/sw/rxe/rxe_resp.c). That is not a second failure, so it costs no retry.
     fn out_of_sequence(&mut self, env: &mut Env, psn: Psn) {
+        let was_not_ready = self.requester.not_ready.take_if(|at| *at == psn).is_some();
         // The same NAK again, before the packet was.
         if self.requester.is_at(psn) {
             return;
         }
-        if self.requester.not_ready != Some(psn) {
+        if !was_not_ready {
             return self.retry_from(env, psn);
         }
-        self.requester.not_ready = None;
         if !self.requester.rnr_wait {
             self.go_back_to(psn);
             self.schedule(env);
