@@ -161,7 +161,8 @@ impl CqRing {
         CqEntry(self.cqe(index).0.cast_mut())
     }
 
-    /// The entry before `entry`. The one before the first is not to be written.
+    /// The entry before `entry`. `compressed.rs`, which steps with it, does not write the one
+    /// before the first: the proofs of [`CqEntry`]'s stores rely on that.
     #[inline(always)]
     pub(crate) fn entry_before(&self, entry: CqEntry) -> CqEntry {
         CqEntry(entry.0.wrapping_sub(self.stride()))

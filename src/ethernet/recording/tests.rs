@@ -125,7 +125,7 @@ fn a_file_that_is_not_a_capture_is_refused_with_the_cause() {
     };
     refused(&with(4, 8), "damaged");
     refused(&with(4, u32::MAX - 3), "damaged");
-    refused(&with(8, 1), "byte order");
+    refused(&with(8, 1), "byte-order magic");
     refused(&with(12, 2), "version 2");
     refused(&with(24, 32), "says 32 at its end");
     refused(&with(36, 12), "link type 12");
