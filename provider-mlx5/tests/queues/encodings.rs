@@ -258,7 +258,7 @@ where
 /// As libmlx5 leaves them out: its loops skip SGEs of no length (providers/mlx5/qp.c,
 /// `_mlx5_post_send` and `_mlx5_send_wr_set_sge_list`). Recorded vectors have them for RC.
 #[test]
-fn empty_sges_are_left_out_behind_every_header() {
+fn empty_sges_are_left_out_after_every_header() {
     let cq = Cq::new(16, 64);
     let mut random = Random::new(31);
     let (address, remote) = (AddressVector::default().for_datagram(7, 8), Remote::new(1, 2));

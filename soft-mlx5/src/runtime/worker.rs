@@ -68,7 +68,7 @@ impl Whose {
     }
 }
 
-/// Whether nobody waits for the packet: a NAK asks to send again.
+/// Whether the packet is an ACK. A NAK must not wait: the peer sends again because of it.
 fn is_acknowledgement(packet: &Packet) -> bool {
     packet.view().is_ok_and(|view| {
         let acknowledges = |aeth: &Aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. });
