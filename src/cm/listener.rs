@@ -173,7 +173,7 @@ impl ListenerBuilder {
     ///
     /// # Errors
     /// `NotFound` if no RDMA device has the address, or there is no connection manager; EADDRINUSE
-    /// (software devices of several processes do not know each other's ports: the first gets all);
+    /// (software devices of all processes share the ports of 127.0.0.1 in a network namespace);
     /// `InvalidInput` if no peer may be [half open](Self::half_open); errors of the kernel.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<Listener> {
         let depths = self.depths;
