@@ -282,17 +282,14 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((read, write))
 }
 
-/// The file under a number above those of the standard streams. A program that has closed those may
-/// still write texts to their numbers, and what is written here is an event.
+/// The file under a number above those of the standard streams, which duplicates by the standard
+/// library never have. A program that has closed those may still write texts to their numbers, and
+/// what is written here is an event.
 fn above_standard_streams(file: OwnedFd) -> Result<OwnedFd, Errno> {
-    const ABOVE: RawFd = libc::STDERR_FILENO + 1;
-    if file.as_raw_fd() >= ABOVE {
+    if file.as_raw_fd() > libc::STDERR_FILENO {
         return Ok(file);
     }
-    // SAFETY: duplicates a descriptor of ours.
-    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, ABOVE) };
-    // SAFETY: just duplicated, and owned by nothing else.
-    Errno::result(fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+    file.try_clone().map_err(|error| Errno::try_from(error).unwrap_or(Errno::EIO))
 }
 
 /// Device and inode of a descriptor; EBADF if it is not open.
