@@ -192,19 +192,11 @@ impl Wire for Joining {
     fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
         0
     }
-
-    fn join(&mut self, _: Gid) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn leave(&mut self, _: Gid) {}
 }
 
 fn joining() -> (Runtime, mpsc::Receiver<usize>) {
-    let core = Core::new(CoreConfig::default(), Arc::new(BufferMemory::new(0, 4096)));
     let (tell, sent) = mpsc::channel();
-    let waker = Arc::new(Waker::new().unwrap());
-    (Runtime::new(core, Box::new(Joining(tell)), waker, Arc::new(Deaf)), sent)
+    (runtime(Joining(tell)), sent)
 }
 
 impl Worker {
