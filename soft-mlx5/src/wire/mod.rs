@@ -52,8 +52,9 @@ pub const RECEIVE_BATCH: usize = 32;
 
 /// Carries packets between devices. All times are nanoseconds of the device's clock.
 pub trait Wire: Send {
-    /// Sends all of `packets` in order and leaves it empty. Packets that cannot be sent are lost
-    /// and counted. Unused buffers go to `pool`.
+    /// Sends all of `packets` and leaves it empty. Requests and responses of a queue pair are each
+    /// sent in order. Packets that cannot be sent are lost and counted. Unused buffers go to
+    /// `pool`.
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
     /// As [`Wire::send`], except that a sleeping receiver may be woken only by the next `send` or
