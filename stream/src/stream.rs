@@ -166,7 +166,7 @@ impl Stream {
     /// Why the stream broke, if it did.
     ///
     /// # Errors
-    /// None.
+    /// `PermissionDenied` in a forked child, if another thread used the stream at the fork.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.shared().lock()?.failure())
     }
