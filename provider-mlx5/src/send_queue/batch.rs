@@ -218,6 +218,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.queue.check(operation)?;
+        // Does not call `build_promised_general`: with it, sends of 16 cost four instructions more.
         let at = self.next.at();
         if !P::IS_READ_TO {
             // Inline data. One call for all that the fast path does not take: with several the
