@@ -66,6 +66,32 @@ impl Ended {
     }
 }
 
+/// Kills a process that is waited for longer than [`PATIENCE`].
+struct Watchdog {
+    ended: Option<mpsc::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Watchdog {
+    fn new(id: u32) -> Self {
+        let (ended, receiver) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            if receiver.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
+            }
+        });
+        Self { ended: Some(ended), thread: Some(thread) }
+    }
+}
+
+/// Joins the thread, so that it cannot kill another process that has got the number since.
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.ended.take());
+        self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
 /// A running command. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Running {
@@ -92,6 +118,7 @@ impl Running {
     /// line.
     #[track_caller]
     pub(crate) fn line(&mut self, word: &str) -> String {
+        let _watchdog = Watchdog::new(self.child.id());
         loop {
             let mut line = String::new();
             let length = self.stdout.read_line(&mut line).expect("stdout");
@@ -136,18 +163,11 @@ impl Running {
     #[track_caller]
     pub(crate) fn end(mut self) -> Ended {
         let mut stdout = String::new();
-        let (sender, receiver) = mpsc::channel::<()>();
-        let id = self.child.id();
-        let watchdog = thread::spawn(move || {
-            if receiver.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
-            }
-        });
+        let watchdog = Watchdog::new(self.child.id());
         let began = Instant::now();
         self.stdout.read_to_string(&mut stdout).expect("stdout");
         let status = self.child.wait().expect("wait");
-        drop(sender);
-        watchdog.join().expect("watchdog");
+        drop(watchdog);
         assert!(began.elapsed() < PATIENCE, "hung; so far it said {stdout:?}");
         let stderr =
             self.stderr.take().map_or(String::new(), |reader| reader.join().expect("stderr"));
