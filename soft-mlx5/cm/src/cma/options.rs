@@ -30,10 +30,11 @@ impl Cma {
     /// Sets whether other ids with this option may bind to the same address.
     ///
     /// # Errors
-    /// EINVAL to allow it for an id that listens.
+    /// EINVAL to allow it for an id that listens, or to forbid it unless the id is idle.
     pub fn set_reuse(&mut self, id: CmaId, reuse: bool) -> Result<(), CmaError> {
         let entry = self.id_mut(id)?;
-        if reuse && entry.state == CmaState::Listen {
+        let may_allow = entry.state != CmaState::Listen;
+        if !(reuse && may_allow || entry.state == CmaState::Idle) {
             return Err(CmaError::INVALID);
         }
         entry.settings.reuse = reuse;
