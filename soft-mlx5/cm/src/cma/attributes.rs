@@ -20,12 +20,16 @@ impl Cma {
     /// request, and for UD, these are INIT's attributes whatever the state.
     ///
     /// # Errors
-    /// EINVAL while the id has no device, and for states that its connection does not allow.
+    /// EINVAL while the id has no device, for states that its connection does not allow, and for a
+    /// listener on one device.
     pub fn init_qp_attr(&self, id: CmaId, state: u32) -> Result<QpAttr, CmaError> {
         let entry = self.id(id)?;
         let device = self.device_of(id)?;
         let mut attr = QpAttr { qp_state: state, ..QpAttr::default() };
         attr.qp_attr_mask |= Mask::STATE;
+        if entry.is_device_listener() && !entry.is_ud() {
+            return Err(CmaError::INVALID);
+        }
         match entry.cm.filter(|_| !entry.is_ud()) {
             None => add_port(&mut attr, entry.is_ud().then_some(entry.qkey)),
             Some(cm) => device.connected_attr(cm, &mut attr)?,

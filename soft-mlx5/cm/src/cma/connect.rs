@@ -185,8 +185,11 @@ impl Cma {
     /// Disconnects, or answers the peer's disconnect. Without a connection this has no effect.
     ///
     /// # Errors
-    /// EINVAL if the id never sent or received a request.
+    /// EINVAL if the id never sent or received a request and does not listen on one device.
     pub fn disconnect(&mut self, now: u64, id: CmaId) -> Result<(), CmaError> {
+        if self.id(id)?.is_device_listener() {
+            return Ok(());
+        }
         self.with_engine(id, |device, cm| {
             let engine = &mut device.engine;
             let _ = engine.send_dreq(now, cm, &[]).or_else(|_| engine.send_drep(now, cm, &[]));

@@ -106,6 +106,12 @@ impl Id {
         found
     }
 
+    /// Whether it listens on one device. The kernel then keeps an id of the engine in it that
+    /// belongs to no connection.
+    pub(super) fn is_device_listener(&self) -> bool {
+        self.state == CmaState::Listen && self.at.is_some()
+    }
+
     pub(super) fn is_ud(&self) -> bool {
         self.qp_type == QpType::UD
     }
