@@ -5,6 +5,7 @@ mod attacks;
 mod descriptors;
 mod replay;
 mod rules;
+mod states;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 

@@ -104,7 +104,7 @@ impl Client {
 }
 
 /// Accepts a request, and confirms that at the client.
-fn establish(server: &Client, request: u32, client: &Client, id: u32) {
+pub(super) fn establish(server: &Client, request: u32, client: &Client, id: u32) {
     server.accept(request, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
     client.accept(id, 0, 0, 0).unwrap();
