@@ -148,7 +148,7 @@ impl Call<'_> {
         let LeaveMcast { response, id: number, .. } = self.read()?;
         let member = self.state.contexts.member(number).ok_or(Errno::ENOENT)?;
         let context = member.context;
-        let id = self.state.contexts.of_file(self.file, context)?.id;
+        let id = self.state.contexts.find(self.file, context)?.id;
         let Some(member) = self.state.contexts.remove_member(number) else {
             return Err(Errno::ENOENT);
         };

@@ -151,6 +151,24 @@ fn numbers_of_groups_are_invalid_in_other_files() {
     assert_eq!(result_of(&client, leave), Ok(()));
 }
 
+#[test]
+fn a_group_of_a_removed_device_cannot_be_left() {
+    let (host, device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = client.create(PortSpace::UDP, 1);
+    client.bind(id, ADDRESS, 0).unwrap();
+    let addr = sockaddr([239, 1, 2, 3], 0);
+    let join = |response| JoinMcast { response, id, addr_size: 16, addr, ..JoinMcast::default() };
+    let member = client.ask(join).unwrap().id;
+    device.remove();
+    client.expect(EventType::MULTICAST_JOIN);
+    client.expect(EventType::DEVICE_REMOVAL);
+    let leave = |response| LeaveMcast { response, id: member, reserved: 0 };
+    assert_eq!(result_of(&client, leave), Err(Errno::ENXIO), "as every command for its id");
+    assert_eq!(client.destroy(id), Ok(2));
+    assert_eq!(result_of(&client, leave), Err(Errno::ENOENT));
+}
+
 /// An event that cannot be written stays the next one.
 #[test]
 fn an_event_that_cannot_be_written_is_not_lost() {
