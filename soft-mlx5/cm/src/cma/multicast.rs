@@ -31,7 +31,8 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the id is UD, has a device and is bound or resolved, and for an address that
-    /// is zero; 524 for a group of IPv6.
+    /// is zero; on RoCE, 524 for a group that is not of IPv4, and ENODEV for an id with an
+    /// InfiniBand address.
     pub fn join(
         &mut self,
         id: CmaId,
@@ -45,7 +46,7 @@ impl Cma {
             .at
             .filter(|_| is_known && is_ready && record.is_ud())
             .ok_or(CmaError::INVALID)?;
-        let gid = group_gid(&group)?;
+        let gid = self.group_gid(id, &group)?;
         let membership = MembershipId(self.next_membership);
         self.next_membership += 1;
         let record = self.id_mut(id)?;
@@ -66,6 +67,21 @@ impl Cma {
         Ok(membership)
     }
 
+    /// The MGID of a group. RoCE v2 has groups of IPv4 only, and joins them through a network
+    /// device, which an InfiniBand address does not name (`cma_iboe_join_multicast`).
+    fn group_gid(&self, id: CmaId, group: &Address) -> Result<Gid, CmaError> {
+        let infiniband = self.device_of(id)?.info.infiniband;
+        let has_net_device = infiniband || !self.id(id)?.has_ib_address();
+        match group {
+            Address::Ip(ip) if ip.ip().is_unspecified() => Err(CmaError::INVALID),
+            Address::Ib(ib) if ib.addr == [0; 16] => Err(CmaError::INVALID),
+            _ if !has_net_device => Err(CmaError::NO_DEVICE),
+            Address::Ip(SocketAddr::V4(v4)) => Ok(Gid::from_ipv4(*v4.ip())),
+            Address::Ib(ib) if infiniband => Ok(Gid(ib.addr)),
+            Address::Ip(SocketAddr::V6(_)) | Address::Ib(_) => Err(NOT_SUPPORTED),
+        }
+    }
+
     /// Leaves a group. Pending events of the membership are dropped.
     pub fn leave(&mut self, id: CmaId, membership: MembershipId) {
         if let Ok(entry) = self.id_mut(id) {
@@ -78,16 +94,5 @@ impl Cma {
     pub fn groups(&self, id: CmaId) -> Vec<Gid> {
         let members = self.ids.get(&id).map(|id| id.memberships.as_slice()).unwrap_or_default();
         members.iter().map(|member| member.group).collect()
-    }
-}
-
-/// The MGID of an IP group on RoCE v2 (`cma_iboe_set_mgid`).
-fn group_gid(group: &Address) -> Result<Gid, CmaError> {
-    match group {
-        Address::Ip(ip) if ip.ip().is_unspecified() => Err(CmaError::INVALID),
-        Address::Ip(SocketAddr::V4(v4)) => Ok(Gid::from_ipv4(*v4.ip())),
-        Address::Ip(SocketAddr::V6(_)) => Err(NOT_SUPPORTED),
-        Address::Ib(ib) if ib.addr == [0; 16] => Err(CmaError::INVALID),
-        Address::Ib(ib) => Ok(Gid(ib.addr)),
     }
 }

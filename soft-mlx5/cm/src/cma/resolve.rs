@@ -123,21 +123,26 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the address is resolved, or for a timeout of 0; ENODEV for an InfiniBand
-    /// address over Ethernet, where no network device is known (`cma_iboe_set_path_rec_l2_fields`).
+    /// address over Ethernet.
     pub fn resolve_route(&mut self, id: CmaId, timeout_ms: u32) -> Result<(), CmaError> {
         if timeout_ms == 0 {
             return Err(CmaError::INVALID);
         }
-        let info = &self.device_of(id)?.info;
-        let (mtu, infiniband) = (info.mtu, info.infiniband);
-        let entry = self.id(id)?;
-        if entry.state == CmaState::AddrResolved && !infiniband && entry.has_ib_address() {
-            return Err(CmaError::NO_DEVICE);
-        }
+        let mtu = self.device_of(id)?.info.mtu;
+        self.need_net_device(id)?;
         let entry = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
         entry.path = entry.route.map(|route| entry.path_of(&route, mtu));
         self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));
         Ok(())
+    }
+
+    /// A path over Ethernet needs a network device, which is known only between IP addresses
+    /// (`cma_iboe_set_path_rec_l2_fields`).
+    fn need_net_device(&self, id: CmaId) -> Result<(), CmaError> {
+        let (entry, info) = (self.id(id)?, &self.device_of(id)?.info);
+        let is_lacking = !info.infiniband && entry.has_ib_address();
+        let is_resolved = entry.state == CmaState::AddrResolved;
+        if is_resolved && is_lacking { Err(CmaError::NO_DEVICE) } else { Ok(()) }
     }
 
     /// Finds the route to a wildcard address again.
@@ -174,8 +179,9 @@ impl Cma {
     /// (`rdma_set_ib_path`).
     ///
     /// # Errors
-    /// EINVAL unless the address is resolved.
+    /// EINVAL unless the address is resolved; ENODEV for an InfiniBand address over Ethernet.
     pub fn set_path(&mut self, id: CmaId, path: Path) -> Result<(), CmaError> {
+        self.need_net_device(id)?;
         let entry = self.advance(id, CmaState::AddrResolved, CmaState::RouteResolved)?;
         entry.path = Some(path);
         self.events.push_back(CmaEvent::new(id, EventType::ROUTE_RESOLVED));

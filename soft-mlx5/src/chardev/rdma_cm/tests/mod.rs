@@ -3,6 +3,7 @@
 
 mod attacks;
 mod descriptors;
+mod paths;
 mod replay;
 mod rules;
 mod states;
