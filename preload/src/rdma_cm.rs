@@ -131,6 +131,10 @@ fn failed(errno: Errno) -> isize {
     sys::fail(errno as c_int) as isize
 }
 
+fn command_failed(errno: Errno) -> isize {
+    sys::fail(CmFile::errno_number(errno)) as isize
+}
+
 /// `write(2)`.
 ///
 /// # Safety
@@ -146,7 +150,7 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: usize) -
             open.file.write(fd, bytes.cast(), length)
         };
         trace::cm_command(bytes as u64, length, result);
-        return result.map_or_else(failed, |length| length as isize);
+        return result.map_or_else(command_failed, |length| length as isize);
     }
     match next!(write as ReadOrWrite<*const c_void>) {
         // SAFETY: the program's own call.

@@ -1,9 +1,11 @@
 //! The connection manager's node.
 
+use std::net::Ipv6Addr;
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use uverbs_uapi::cm::event::{EventResp, GetEvent};
+use uverbs_uapi::cm::multicast::JoinIpMcast;
 
 use super::*;
 
@@ -122,6 +124,33 @@ fn part_not_blocking() {
     let fetch = GetEvent { response: &raw mut event as u64 };
     let fetched = file.write(Message::new(&fetch).as_bytes());
     assert_eq!(fetched.map_err(|error| error.raw_os_error()), Err(Some(libc::EAGAIN)));
+}
+
+/// Linux answers 524 to joining an IPv6 group over RoCE v2 (`cma_iboe_join_multicast`).
+#[test]
+fn an_error_without_a_name_in_c_reaches_the_program() {
+    succeeds("connection_manager::part_nameless_error");
+}
+
+#[test]
+#[ignore = "a part of the program"]
+fn part_nameless_error() {
+    let mut file = open_cm();
+    let (mut id, mut member) = (u32::MAX, u32::MAX);
+    let response = &raw mut id as u64;
+    let create = CreateId { response, ps: PortSpace::UDP, ..CreateId::default() };
+    file.write_all(Message::new(&create).as_bytes()).expect("an id");
+    let to = |address: Ipv6Addr| SockaddrIn6 {
+        family: AF_INET6,
+        addr: address.octets(),
+        ..SockaddrIn6::default()
+    };
+    let bind = BindIp { addr: to(Ipv6Addr::LOCALHOST), id, ..BindIp::default() };
+    file.write_all(Message::new(&bind).as_bytes()).expect("the device's address");
+    let addr = to(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 1));
+    let join = JoinIpMcast { response: &raw mut member as u64, uid: 1, addr, id };
+    let joined = file.write(Message::new(&join).as_bytes());
+    assert_eq!(joined.map_err(|error| error.raw_os_error()), Err(Some(524)));
 }
 
 /// `RDMA_USER_CM_CMD_BIND_IP`: any address, and a port.
