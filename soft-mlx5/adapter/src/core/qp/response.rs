@@ -84,6 +84,18 @@ impl Qp {
         }
     }
 
+    /// As `confirm_or_ask_again_before`, for a NAK that names the request with this PSN. It may
+    /// stand in place of a READ's next response, or name a READ that is repeated from there.
+    fn confirm_or_ask_again_up_to(&mut self, env: &mut Env, psn: Psn) -> bool {
+        match self.confirm(env, psn.prev()) {
+            Confirmed::Missing(at) if self.missing_psn(at) != psn => {
+                self.ask_again(env, at);
+                false
+            }
+            _ => true,
+        }
+    }
+
     fn confirm(&mut self, env: &mut Env, psn: Psn) -> Confirmed {
         let mut progress = false;
         let mut result = Confirmed::All;
@@ -205,7 +217,7 @@ impl Qp {
         if self.requester.rnr_wait && self.requester.not_ready == Some(psn) {
             return;
         }
-        if !self.confirm_or_ask_again_before(env, psn) {
+        if !self.confirm_or_ask_again_up_to(env, psn) {
             return;
         }
         let Some(at) = self.place_of(psn) else { return };
@@ -241,12 +253,10 @@ impl Qp {
         }
     }
 
-    /// Handles a NAK that the request with this PSN is refused. A READ may be refused in place of
-    /// its next response, too.
+    /// Handles a NAK that the request with this PSN is refused.
     fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
-        match self.confirm(env, psn.prev()) {
-            Confirmed::Missing(at) if self.missing_psn(at) != psn => self.ask_again(env, at),
-            _ => self.fail_refused(psn, code),
+        if self.confirm_or_ask_again_up_to(env, psn) {
+            self.fail_refused(psn, code);
         }
     }
 

@@ -9,6 +9,7 @@ mod harness;
 mod hostile;
 mod lists;
 mod loss;
+mod not_ready;
 mod queues;
 mod raw;
 mod rc;
