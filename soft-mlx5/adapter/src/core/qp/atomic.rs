@@ -1,8 +1,10 @@
 //! Atomic operations: their results, and the headers that carry them.
 
+use std::collections::VecDeque;
+
 use super::super::mkey::Operand;
 use crate::memory::{BusError, HostMemory};
-use crate::packet::{AtomicEth, MaskedAtomicEth};
+use crate::packet::{AtomicEth, MaskedAtomicEth, Psn};
 
 /// Operands of an atomic, plain or masked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +123,27 @@ impl AtomicRequest {
         }
         let equal = (value ^ self.compare) & self.compare_mask == 0;
         if equal { value & !self.swap_mask | self.swap_add & self.swap_mask } else { value }
+    }
+}
+
+/// The last atomics that a responder executed, to answer duplicates of their requests.
+#[derive(Debug, Default)]
+pub(super) struct ExecutedAtomics(VecDeque<(Psn, u64)>);
+
+impl ExecutedAtomics {
+    /// Adds an atomic and the value before it. At most `depth` are kept.
+    pub(super) fn add(&mut self, psn: Psn, original: u64, depth: usize) {
+        if self.0.len() >= depth {
+            self.0.pop_front();
+        }
+        self.0.push_back((psn, original));
+    }
+
+    /// The value before the atomic with this PSN. The newest counts: an old one may have the same
+    /// PSN, from before the PSNs wrapped around.
+    pub(super) fn original(&self, psn: Psn) -> Option<u64> {
+        let found = self.0.iter().rev().find(|(executed, _)| *executed == psn);
+        found.map(|(_, original)| *original)
     }
 }
 

@@ -9,7 +9,7 @@ use super::super::mkey::{AccessError, Accessor};
 use super::super::srq::NoReceive;
 use super::super::{Access, AsyncKind, EventObject, Mkey};
 use super::answer::{Answer, ReadAnswer};
-use super::atomic::AtomicRequest;
+use super::atomic::{AtomicRequest, ExecutedAtomics};
 use super::receive::{ReceiveWqe, Received};
 use super::striding::OpenWqe;
 use super::syndrome::Failure;
@@ -21,13 +21,6 @@ use crate::packet::{Addressing, NakCode, Operation, Psn, Reth, RnrTimer, Syndrom
 enum Message {
     Send { offset: u64 },
     Write { address: u64, rkey: u32, len: u64, offset: u64 },
-}
-
-/// An executed atomic, kept to answer duplicates of its request.
-#[derive(Clone, Copy, Debug)]
-struct Executed {
-    psn: Psn,
-    original: u64,
 }
 
 /// State of the receiving side.
@@ -46,7 +39,7 @@ pub(super) struct Responder {
     /// The WQE of a striding queue that is being filled.
     pub(super) open: Option<OpenWqe>,
     pub(super) answers: VecDeque<Answer>,
-    executed: VecDeque<Executed>,
+    executed: ExecutedAtomics,
     /// Whether the session was refused, so that it accepts nothing more (DC).
     refused: bool,
     /// READs and atomics whose answers are not sent yet.
@@ -453,11 +446,8 @@ impl Qp {
         let who = self.peer(env, packet)?;
         let original = change_word(env, who, packet)?;
         let psn = packet.bth.psn();
-        let depth = usize::from(self.settings.max_destination_read_atomic);
-        if self.responder.executed.len() >= depth {
-            self.responder.executed.pop_front();
-        }
-        self.responder.executed.push_back(Executed { psn, original });
+        let depth = self.settings.max_destination_read_atomic;
+        self.responder.executed.add(psn, original, depth.into());
         self.end_message();
         self.responder.reads += 1;
         self.responder.answers.push_back(Answer::atomic(psn, original));
@@ -475,8 +465,7 @@ impl Qp {
                 answer.into_iter().for_each(|answer| self.answer_duplicate(env, answer));
             }
             _ => {
-                let executed = self.responder.executed.iter().find(|executed| executed.psn == psn);
-                if let Some(&Executed { original, .. }) = executed {
+                if let Some(original) = self.responder.executed.original(psn) {
                     self.answer_duplicate(env, Answer::atomic(psn, original));
                 }
             }

@@ -46,3 +46,17 @@ fn carries_stop_at_boundaries() {
     assert_eq!(words.apply(0xffff_ffff), 0);
     assert_eq!(AtomicRequest::fetch_add(1).apply(0xffff_ffff), 1 << 32);
 }
+
+#[test]
+fn a_duplicate_is_answered_as_the_newest_atomic_with_its_psn() {
+    let (psn, other) = (Psn::new(0xff_ffff), Psn::new(3));
+    let mut executed = ExecutedAtomics::default();
+    executed.add(psn, 1, 3);
+    executed.add(other, 2, 3);
+    assert_eq!([psn, other].map(|psn| executed.original(psn)), [Some(1), Some(2)]);
+    // The PSNs wrapped around meanwhile.
+    executed.add(psn, 7, 3);
+    assert_eq!(executed.original(psn), Some(7));
+    [4, 5, 6].into_iter().for_each(|psn| executed.add(Psn::new(psn), 0, 3));
+    assert_eq!([psn, other].map(|psn| executed.original(psn)), [None, None], "only three are kept");
+}
