@@ -244,13 +244,16 @@ impl Qp {
         let Some(Message::Send { offset }) = self.responder.message else {
             return Err(Refusal::Invalid);
         };
+        let bytes = offset + packet.payload.len() as u64;
+        if bytes > 1 << env.config.log_max_message {
+            return Err(receive_failed(Failure::BUFFER_TOO_SHORT));
+        }
         let Some(mut wqe) = self.responder.receive.take() else { return Err(Refusal::Fatal) };
         let whole = offset == 0 && packet.position.ends();
         let (at, data) = wqe.delivery.place(offset, packet.payload);
         let stored = self.store_received(env, &mut wqe, at, data, whole);
         self.responder.receive = Some(wqe);
         stored.map_err(receive_failed)?;
-        let bytes = offset + packet.payload.len() as u64;
         self.responder.message = Some(Message::Send { offset: bytes });
         if !packet.position.ends() {
             self.responder.expected += 1;

@@ -575,7 +575,7 @@ impl Pair {
         Self::with(qp_type, |_, _| {}, attributes)
     }
 
-    fn of(
+    pub(super) fn of(
         mut world: World,
         qp_type: QpType,
         mut params: impl FnMut(usize, &mut QpParams),

@@ -7,6 +7,7 @@ mod dc;
 mod errors;
 mod harness;
 mod hostile;
+mod lengths;
 mod lists;
 mod loss;
 mod not_ready;
