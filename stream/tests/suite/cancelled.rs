@@ -25,7 +25,7 @@ both_in_tasks!(
 );
 
 /// Polls a future at most so many times; `None` if it had to wait then.
-async fn at_most<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn at_most<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let (mut future, mut left) = (pin!(future), polls);
     let result = poll_fn(|task| {
         left -= 1;

@@ -11,6 +11,7 @@ mod grpc;
 mod hostile;
 mod http;
 mod lending;
+mod load;
 mod network;
 mod peers;
 mod random;
