@@ -139,8 +139,9 @@ fn everything_arrives_over_a_wire_that_reorders_packets() {
 
 #[test]
 fn everything_arrives_over_a_wire_that_loses_duplicates_and_reorders_packets() {
-    for seed in 100..120 {
-        exercise(seed, 0xff_ff80, &mut |dice, _| match dice.roll(40) {
+    for seed in 0..20 {
+        // The PSNs wrap around in another operation each time.
+        exercise(100 + seed, 0xff_ff00 + 12 * seed as u32, &mut |dice, _| match dice.roll(40) {
             0 | 1 => Fate::Drop,
             2 | 3 => Fate::Twice,
             4 | 5 => Fate::Late,
