@@ -6,7 +6,7 @@ use serde::Serialize;
 use uverbs::gid::GidChoice;
 use uverbs::soft::SoftDevice;
 use uverbs::soft::wire::HostAddress;
-use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, LinkLayer, PortAttributes};
+use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, ErrorKind, LinkLayer, PortAttributes};
 
 use crate::args::DeviceChoice;
 use crate::failure::{Failure, Outcome};
@@ -38,7 +38,8 @@ impl Chosen {
     }
 }
 
-/// Opens the requested device, else the first kernel device that works, else the software device.
+/// Opens the requested device, else the first mlx5 device that works. Without any mlx5 device, it
+/// opens the software device.
 pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     let (context, why) = match (&choice.address, named(choice.device.as_deref())) {
         (Some(address), _) => at(address, choice.device.as_deref())?,
@@ -79,19 +80,43 @@ fn named(requested: Option<&str>) -> Option<(String, String)> {
     Some((name, format!("asked for by {DEVICE_VARIABLE}")))
 }
 
+/// A user whose adapter does not work expects no other device: with an unusable mlx5 device and no
+/// usable one, this is an error.
 fn first_usable() -> Outcome<(Context, String)> {
-    let mut reasons = Vec::new();
-    for device in uverbs::devices() {
-        match usable(&device) {
+    let all = uverbs::devices();
+    let (other, mlx5): (Vec<_>, Vec<_>) = all.iter().partition(|device| is_foreign(device));
+    let mut failures = Vec::new();
+    for device in mlx5 {
+        match usable(device) {
             Ok(context) => return Ok((context, "the first usable kernel device".to_owned())),
-            Err(failure) => reasons.push(format!("{}: {failure}", device.name())),
+            Err(failure) => failures.push(about(device, &failure)),
         }
     }
-    if reasons.is_empty() {
-        reasons.push("the kernel has no RDMA device".to_owned());
+    if !failures.is_empty() {
+        let failures = failures.join("; ");
+        let cure = "--device soft takes the software device";
+        return Err(Failure::failed(format!("{failures}; {cure}")));
     }
-    let why = format!("{}; uverbs info shows more", reasons.join("; "));
-    Ok((uverbs::device("soft")?.open()?, why))
+    let why = match other.as_slice() {
+        [] => "the kernel has no RDMA device".to_owned(),
+        other => format!("the kernel's devices are not mlx5: {}", names(other)),
+    };
+    Ok((uverbs::device("soft")?.open()?, format!("{why}; uverbs info shows more")))
+}
+
+/// A failure, which may name the device itself.
+fn about(device: &Device, failure: &Failure) -> String {
+    let (name, failure) = (device.name(), failure.to_string());
+    if failure.contains(name) { failure } else { format!("{name}: {failure}") }
+}
+
+/// Whether another driver than mlx5 has the device.
+fn is_foreign(device: &Device) -> bool {
+    device.check().is_err_and(|error| error.kind() == ErrorKind::NotMlx5)
+}
+
+fn names(devices: &[&Device]) -> String {
+    devices.iter().map(|device| device.name()).collect::<Vec<_>>().join(", ")
 }
 
 fn usable(device: &Device) -> Outcome<Context> {

@@ -108,6 +108,78 @@ fn missing_drivers_and_files_are_named_with_their_cures() {
     run(&["info", "mlx5_0", "--root", root]).failure(1, "mlx5_0 cannot be opened");
 }
 
+/// The command in a mount namespace whose /sys/class is that of `machine`.
+fn on_machine(machine: &Scratch, arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "--", "sh", "-c"]);
+    command.args(["mount --bind \"$0\" /sys/class && exec \"$@\""]);
+    command.arg(machine.path().join("sys/class")).arg(env!("CARGO_BIN_EXE_uverbs"));
+    command.args(arguments).env_remove("UVERBS_DEVICE").env("UVERBS_CODE", "tests");
+    command
+}
+
+/// Whether this process may make such a namespace. Under `CI` it must.
+fn can_be_on(machine: &Scratch) -> bool {
+    let probe = on_machine(machine, &["devices"]).output();
+    let is_allowed = probe.is_ok_and(|output| output.status.success());
+    if !is_allowed {
+        assert!(std::env::var_os("CI").is_none(), "unshare and mount have to work here");
+        eprintln!("skipped: no mount namespace can be made here (unshare)");
+    }
+    is_allowed
+}
+
+/// A recording without frames: a header of the classic format, Ethernet.
+const EMPTY_PCAP: [u8; 24] =
+    [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+
+#[test]
+fn no_command_takes_the_software_device_instead_of_an_unusable_adapter() {
+    let scratch = Scratch::new("adapters");
+    machine(&scratch);
+    if !can_be_on(&scratch) {
+        return;
+    }
+    let recording = scratch.file("empty.pcap", &EMPTY_PCAP);
+    let recording = recording.to_str().expect("a path");
+    let directory = scratch.path().to_str().expect("a path");
+    let target = scratch.path().join("target.pcapng");
+    for line in [
+        &["pingpong", "--iters", "1"][..],
+        &["pingpong", "--listen"],
+        &["pingpong", "--listen", "--peer", "ibv"],
+        &["perf", "lat", "--iters", "1"],
+        &["perf", "frames", "--iters", "1"],
+        &["perf", "--listen"],
+        &["transfer", "recv", directory],
+        &["transfer", "send", recording, "127.0.0.1"],
+        &["capture", target.to_str().expect("a path"), "--count", "1"],
+        &["replay", recording],
+    ] {
+        let ended = Running::start(&mut on_machine(&scratch, line)).end();
+        let ended = ended.failure(1, "--device soft");
+        assert!(ended.stderr.contains("mlx5_0: "), "{line:?}: {ended:?}");
+        assert!(ended.stderr.contains("no node for it"), "{line:?}: {ended:?}");
+        assert!(ended.stdout.is_empty(), "{line:?}: {ended:?}");
+    }
+    assert!(!target.exists());
+}
+
+#[test]
+fn a_machine_with_other_adapters_only_has_the_software_device() {
+    let scratch = Scratch::new("others");
+    machine(&scratch);
+    for number in ["uverbs0", "uverbs2"] {
+        let class = scratch.path().join("sys/class/infiniband_verbs").join(number);
+        fs::remove_dir_all(class).expect("remove");
+    }
+    if can_be_on(&scratch) {
+        let mut command = on_machine(&scratch, &["pingpong", "--iters", "1"]);
+        let ended = Running::start(&mut command).end().success();
+        assert!(ended.stdout.contains("not mlx5: irdma0"), "{ended:?}");
+    }
+}
+
 #[test]
 fn a_machine_without_rdma_is_told_so() {
     let scratch = Scratch::new("nothing");
