@@ -125,10 +125,12 @@ impl Exchange {
     pub(crate) fn publish(&mut self, number: u64) -> Result<(), Box<dyn Error>> {
         for line in (0..2).filter(|line| !is_lost(*line, number)) {
             let quote = &mut self.quotes[line];
-            quote.set(Self::NUMBER, number);
-            quote.set(Self::SIDE, number % 2);
-            quote.set(Self::PRICE, 10_000 + number % 5 + 3 * (number % 2));
-            quote.set(Self::SIZE, 100);
+            let price = 10_000 + number % 5 + 3 * (number % 2);
+            let is_set = quote.set(Self::NUMBER, number)
+                && quote.set(Self::SIDE, number % 2)
+                && quote.set(Self::PRICE, price)
+                && quote.set(Self::SIZE, 100);
+            assert!(is_set, "the fields are inside the frame");
             while self.tx.send(number, quote) == Err(PostError::Full) {
                 self.tx.reap();
                 self.tx.context().poll_idle();
@@ -250,9 +252,10 @@ impl Desk {
     }
 
     fn buy(&mut self, number: u64, price: u64, size: u64) -> Result<(), PostError> {
-        self.order.set(Self::NUMBER, number);
-        self.order.set(Self::PRICE, price);
-        self.order.set(Self::SIZE, size);
+        let is_set = self.order.set(Self::NUMBER, number)
+            && self.order.set(Self::PRICE, price)
+            && self.order.set(Self::SIZE, size);
+        assert!(is_set, "the fields are inside the frame");
         while let Err(error) = self.tx.send(number, &self.order) {
             if error != PostError::Full || self.tx.counters().failed != 0 {
                 return Err(error);

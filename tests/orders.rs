@@ -147,15 +147,15 @@ fn staged_frames_are_sent_only_when_fired() {
     let mut order = desk.order();
     for round in 0..30 {
         // Each way to abort a staged frame.
-        order.set(NUMBER, 1_000_000);
+        assert!(order.set(NUMBER, 1_000_000));
         desk.tx.warm(&order).unwrap();
         desk.tx.stage(9, &order).unwrap().discard();
         let mut two = desk.tx.stage(9, &order).unwrap();
         two.add(9, &order).unwrap();
         drop(two);
-        order.set(NUMBER, 2 * round);
+        assert!(order.set(NUMBER, 2 * round));
         let mut staged = desk.tx.stage(5, &order).unwrap();
-        order.set(NUMBER, 2 * round + 1);
+        assert!(order.set(NUMBER, 2 * round + 1));
         staged.add(6, &order).unwrap();
         staged.fire();
         assert_eq!(

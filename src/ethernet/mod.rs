@@ -39,7 +39,7 @@
 //! let mut tx = pd.create_tx_queue(256).build()?;
 //! let mut order = tx.template::<{ blocks(98) }>(&frame, sums)?;
 //! tx.warm(&order)?;
-//! order.set(PRICE, 1_234_500);
+//! assert!(order.set(PRICE, 1_234_500));
 //! tx.send(1, &order)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -172,6 +172,7 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
     /// Gives a field another value. Returns false and changes nothing unless all of the field is
     /// inside the frame.
     #[inline(always)]
+    #[must_use]
     pub fn set<V: Value, const AT: usize>(&mut self, _: Field<V, AT>, value: V) -> bool {
         value.put::<AT, BLOCKS>(self)
     }
@@ -197,6 +198,7 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
     /// }
     /// ```
     #[inline(always)]
+    #[must_use]
     pub fn patch<V: Value, const AT: usize, const SUM: usize>(
         &mut self,
         field: Field<V, AT>,
@@ -221,6 +223,7 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
     /// Bytes beyond the end keep their values for when the frame is longer again, but their fields
     /// cannot be set.
     #[inline(always)]
+    #[must_use]
     pub fn set_length(&mut self, bytes: usize) -> bool {
         let fits = bytes <= self.longest && self.request.set_length(bytes);
         if fits {
@@ -262,6 +265,7 @@ pub const fn blocks_with_tail(start_bytes: usize) -> usize {
 impl<const BLOCKS: usize> Tailed<BLOCKS> {
     /// Gives a field of the start another value: see [`Template::set`].
     #[inline(always)]
+    #[must_use]
     pub fn set<V: Value, const AT: usize>(&mut self, field: Field<V, AT>, value: V) -> bool {
         self.start.set(field, value)
     }
@@ -274,6 +278,7 @@ impl<const BLOCKS: usize> Tailed<BLOCKS> {
 
     /// Gives a field of the start another value and updates a checksum: see [`Template::patch`].
     #[inline(always)]
+    #[must_use]
     pub fn patch<V: Value, const AT: usize, const SUM: usize>(
         &mut self,
         field: Field<V, AT>,

@@ -113,7 +113,7 @@ impl<C: Clock> TxQueue<C> {
     /// # fn quote(tx: &mut TxQueue, template: &Template<2>, price: u64) -> uverbs::Result<()> {
     /// const PRICE: Field<u64, 50> = Field::new();
     /// let mut order = *template;
-    /// order.set(PRICE, price);
+    /// assert!(order.set(PRICE, price));
     /// tx.send(1, &order)?;
     /// # Ok(())
     /// # }

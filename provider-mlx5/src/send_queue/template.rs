@@ -230,6 +230,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// Puts other inline data into the template. False, and nothing changed, unless it has inline
     /// data of the same length. (A packet's bytes are [set](Template::set) one field at a time.)
     #[inline(always)]
+    #[must_use]
     pub fn set_inline(&mut self, data: &[u8]) -> bool {
         self.copied.replace(data, &mut self.image)
     }
@@ -237,6 +238,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// Puts another SGE into the template. False, and nothing changed, unless it was made with
     /// exactly one, or if the new one is empty or too long.
     #[inline(always)]
+    #[must_use]
     pub fn set_sge(&mut self, sge: Sge) -> bool {
         match self.image.as_flattened_mut().get_mut(self.sge) {
             Some(lane) if self.sge != 0 && sge.is_usual() => {

@@ -18,6 +18,7 @@ impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
     /// Puts other bytes into the template's data. False, and nothing changed, unless the field is
     /// inside the data that the template was made with.
     #[inline(always)]
+    #[must_use]
     pub fn set<const AT: usize, const N: usize>(
         &mut self,
         field: Field<AT, N>,
@@ -29,6 +30,7 @@ impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
     /// Puts other data into the template. False, and nothing changed, unless it has the length of
     /// what the template was made with.
     #[inline(always)]
+    #[must_use]
     pub fn set_inline(&mut self, data: &[u8]) -> bool {
         self.template.set_inline(data)
     }

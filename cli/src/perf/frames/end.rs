@@ -8,7 +8,7 @@ use uverbs::{Context, DeviceKind, Flow};
 use super::plan::Plan;
 use crate::capture::require_ethernet;
 use crate::device::Chosen;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 
 /// Ethernet, IPv4 and UDP header.
 const HEADERS: usize = 14 + 20 + 8;
@@ -83,7 +83,9 @@ impl<const BLOCKS: usize> End<BLOCKS> {
     #[inline]
     fn post(&mut self, number: u64, timed: bool) -> Outcome {
         let mut frame = self.template;
-        frame.set(NUMBER, number);
+        if !frame.set(NUMBER, number) {
+            return Err(Failure::failed("the frame is too short for its number"));
+        }
         loop {
             let sent = match timed {
                 true => self.tx.send_timed(number, &frame),

@@ -36,6 +36,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// an [`EthernetSendHeader`](crate::send_queue::EthernetSendHeader) the first behind the
     /// header.
     #[inline(always)]
+    #[must_use]
     pub fn set<const AT: usize, const N: usize>(
         &mut self,
         _: Field<AT, N>,
@@ -104,6 +105,7 @@ impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
     /// `BLOCKS` blocks then, is shorter than a header of 18 bytes, or has an SGE. Posting is
     /// fastest while it takes all blocks.
     #[inline(always)]
+    #[must_use]
     pub fn set_length(&mut self, bytes: usize) -> bool {
         let octowords = (EthernetFrame::DATA_START + bytes).div_ceil(16);
         if self.sge != 0 || bytes < ETH_INLINE_L2 || octowords > 4 * BLOCKS {
