@@ -295,8 +295,8 @@ fn frames_that_are_too_long_are_counted_by_the_port() {
 
 #[test]
 fn frame_templates_are_sent_with_their_fields_and_tail() {
-    const NUMBER: Field<42, 4> = Field;
-    const LAST: Field<98, 2> = Field;
+    const NUMBER: Field<4, 42> = Field;
+    const LAST: Field<2, 98> = Field;
     let Some(mut wire) = Wire::new(|builder| builder.max_inline_data(200)) else { return };
     let _rule = wire.to.create_flow().ethernet(at(wire.mac)).build().unwrap();
     let mut frame = udp_frame(wire.mac, 4711, &[7; 82]);

@@ -129,13 +129,13 @@ macro_rules! values {
             #[inline(always)]
             fn put<const AT: usize, const BLOCKS: usize>(self, to: &mut Template<BLOCKS>) -> bool {
                 const N: usize = size_of::<$number>();
-                to.request.set(provider::Field::<AT, N>, self.to_be_bytes())
+                to.request.set(provider::Field::<N, AT>, self.to_be_bytes())
             }
 
             #[inline(always)]
             fn take<const AT: usize, const BLOCKS: usize>(from: &Template<BLOCKS>) -> Option<Self> {
                 const N: usize = size_of::<$number>();
-                from.request.get(provider::Field::<AT, N>).map(<$number>::from_be_bytes)
+                from.request.get(provider::Field::<N, AT>).map(<$number>::from_be_bytes)
             }
 
             #[inline(always)]
@@ -152,12 +152,12 @@ values!(u8, u16, u32, u64, u128, i8, i16, i32, i64);
 impl<const N: usize> sealed::Put for [u8; N] {
     #[inline(always)]
     fn put<const AT: usize, const BLOCKS: usize>(self, to: &mut Template<BLOCKS>) -> bool {
-        to.request.set(provider::Field::<AT, N>, self)
+        to.request.set(provider::Field::<N, AT>, self)
     }
 
     #[inline(always)]
     fn take<const AT: usize, const BLOCKS: usize>(from: &Template<BLOCKS>) -> Option<Self> {
-        from.request.get(provider::Field::<AT, N>)
+        from.request.get(provider::Field::<N, AT>)
     }
 
     #[inline(always)]

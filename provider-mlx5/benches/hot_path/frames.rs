@@ -124,9 +124,9 @@ pub(crate) fn empty(bench: &mut Bench) -> u64 {
     })
 }
 
-const NUMBER: Field<42, 8> = Field;
-const PRICE: Field<50, 8> = Field;
-const SIZE: Field<58, 4> = Field;
+const NUMBER: Field<8, 42> = Field;
+const PRICE: Field<8, 50> = Field;
+const SIZE: Field<4, 58> = Field;
 
 /// A queue of frames, and one for orders whose template takes `BLOCKS` blocks.
 pub(crate) struct Trade<const BLOCKS: usize> {

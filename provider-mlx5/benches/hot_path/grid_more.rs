@@ -19,7 +19,7 @@ use super::producer::Producer;
 use super::{OPERATIONS, measured};
 
 /// A field that each request gets: 8 bytes, not aligned to a lane.
-const FIELD: Field<6, 8> = Field;
+const FIELD: Field<8, 6> = Field;
 
 /// Templates that take all of their blocks, with one field set for each request.
 macro_rules! template_points {

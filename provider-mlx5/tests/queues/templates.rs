@@ -149,7 +149,7 @@ fn set_one<O: Operation, const BLOCKS: usize, const AT: usize, const N: usize>(
     old: &[u8],
     make: impl Fn(&[u8]) -> Template<O, BLOCKS>,
 ) {
-    let field = Field::<AT, N>;
+    let field = Field::<N, AT>;
     let bytes: [u8; N] = std::array::from_fn(|i| 0x80 | (AT + i) as u8);
     let mut template = make(old);
     let before: Vec<_> = template.octowords().collect();

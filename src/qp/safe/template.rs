@@ -19,9 +19,9 @@ impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
     /// inside the data that the template was made with.
     #[inline(always)]
     #[must_use]
-    pub fn set<const AT: usize, const N: usize>(
+    pub fn set<const N: usize, const AT: usize>(
         &mut self,
-        field: Field<AT, N>,
+        field: Field<N, AT>,
         bytes: [u8; N],
     ) -> bool {
         self.template.set(field, bytes)

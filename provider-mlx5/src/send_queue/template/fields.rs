@@ -18,15 +18,15 @@ use crate::format::{ETH_INLINE_L2, EthSegment};
 /// ```
 /// use uverbs_mlx5::send_queue::{Field, Operation, Template};
 ///
-/// const PRICE: Field<50, 8> = Field;
-/// const QUANTITY: Field<58, 4> = Field;
+/// const PRICE: Field<8, 50> = Field;
+/// const QUANTITY: Field<4, 58> = Field;
 ///
 /// fn quote<O: Operation>(order: &mut Template<O, 2>, price: u64, quantity: u32) -> bool {
 ///     order.set(PRICE, price.to_be_bytes()) && order.set(QUANTITY, quantity.to_be_bytes())
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Field<const AT: usize, const N: usize>;
+pub struct Field<const N: usize, const AT: usize>;
 
 impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// Puts other bytes into the template's inline data or packet. False, and nothing changed,
@@ -37,9 +37,9 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// header.
     #[inline(always)]
     #[must_use]
-    pub fn set<const AT: usize, const N: usize>(
+    pub fn set<const N: usize, const AT: usize>(
         &mut self,
-        _: Field<AT, N>,
+        _: Field<N, AT>,
         bytes: [u8; N],
     ) -> bool {
         const { assert!(AT <= 1024 && N <= 1024, "no WQE is that long") };
@@ -63,7 +63,7 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     /// The bytes that [`Template::set`] would change. `None` unless the template has all of them
     /// inside.
     #[inline(always)]
-    pub fn get<const AT: usize, const N: usize>(&self, _: Field<AT, N>) -> Option<[u8; N]> {
+    pub fn get<const N: usize, const AT: usize>(&self, _: Field<N, AT>) -> Option<[u8; N]> {
         const { assert!(AT <= 1024 && N <= 1024, "no WQE is that long") };
         if AT + N > self.copied.get() {
             return None;
