@@ -1,8 +1,35 @@
 //! Damages packets on purpose: a stackable wire that drops, delays, reorders, duplicates and
 //! corrupts, all from one seed.
+//!
+//! [`Faulty::control`] makes a handle for a wire that a device has: it shows what happened to
+//! packets, and changes the plan while they flow. A lost acknowledgement, and then a cable that is
+//! cut:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use uverbs_soft::chardev::SoftDevice;
+//! use uverbs_soft::fault::{Fault, FaultPlan, Faulty, Rule};
+//! use uverbs_soft::packet::Opcode;
+//! use uverbs_soft::wire::{Station, Switch, Waker};
+//!
+//! let (switch, waker, station) = (Switch::new(), Arc::new(Waker::new()?), Station::candidate(1));
+//! let port = switch.attach(station, Some(waker.clone()))?;
+//! let rules = vec![Rule { opcode: Some(Opcode::RC_ACKNOWLEDGE), nth: 1, fault: Fault::Drop }];
+//! let wire = Faulty::new(port, FaultPlan { seed: 7, rules, ..FaultPlan::default() });
+//! let control = wire.control();
+//! let device = SoftDevice::builder("soft0").wire_to_network(Box::new(wire), waker, station);
+//! let device = device.build()?;
+//! // … traffic, in the test of a program …
+//! control.set_plan(FaultPlan::cut());
+//! assert_eq!(control.counters().dropped, 0, "nothing was sent here");
+//! # drop(device);
+//! # Ok::<(), std::io::Error>(())
+//! ```
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
+use crate::locking::lock;
 use crate::packet::rocev2::{self, Framing};
 use crate::packet::{Addressing, Opcode, Packet, PacketPool};
 use crate::prng::Prng;
@@ -64,6 +91,13 @@ pub struct FaultPlan {
     pub rules: Vec<Rule>,
 }
 
+impl FaultPlan {
+    /// A plan that loses every packet, as a cable that was pulled out.
+    pub fn cut() -> Self {
+        Self { drop: 1_000_000, ..Self::default() }
+    }
+}
+
 /// Counts of the faults that an injector has caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
@@ -112,6 +146,13 @@ impl Injector {
     /// The counts so far.
     pub fn counters(&self) -> FaultCounters {
         self.counters
+    }
+
+    /// Starts another plan. The counts go on, and delayed packets still arrive.
+    pub fn set_plan(&mut self, plan: FaultPlan) {
+        self.prng = Prng::new(plan.seed);
+        self.matched = vec![0; plan.rules.len()];
+        self.plan = plan;
     }
 
     /// Applies the plan to a packet. Packets that arrive at once are appended to `out`.
@@ -262,23 +303,45 @@ fn invert_random_bit(bytes: &mut [u8], prng: &mut Prng) {
 #[derive(Debug)]
 pub struct Faulty<W> {
     wire: W,
-    injector: Injector,
+    control: FaultControl,
     passing: Vec<Packet>,
+}
+
+/// A handle for the faults of a [`Faulty`] wire, for a program that has given the wire to a device.
+#[derive(Clone, Debug)]
+pub struct FaultControl(Arc<Mutex<Injector>>);
+
+impl FaultControl {
+    /// The counts so far.
+    pub fn counters(&self) -> FaultCounters {
+        lock(&self.0).counters()
+    }
+
+    /// Starts another plan for the packets from now on: see [`Injector::set_plan`].
+    pub fn set_plan(&self, plan: FaultPlan) {
+        lock(&self.0).set_plan(plan);
+    }
 }
 
 impl<W: Wire> Faulty<W> {
     /// Puts the plan's faults on what `wire` sends.
     pub fn new(wire: W, plan: FaultPlan) -> Self {
-        Self { wire, injector: Injector::new(plan), passing: Vec::new() }
+        let control = FaultControl(Arc::new(Mutex::new(Injector::new(plan))));
+        Self { wire, control, passing: Vec::new() }
     }
 
     /// The counts so far.
     pub fn counters(&self) -> FaultCounters {
-        self.injector.counters()
+        self.control.counters()
+    }
+
+    /// A handle for the faults, which stays when a device gets the wire.
+    pub fn control(&self) -> FaultControl {
+        self.control.clone()
     }
 
     fn release(&mut self, now: u64, pool: &mut PacketPool) {
-        self.injector.release(now, &mut self.passing);
+        lock(&self.control.0).release(now, &mut self.passing);
         if !self.passing.is_empty() {
             self.wire.send(now, &mut self.passing, pool);
         }
@@ -289,9 +352,11 @@ impl<W: Wire> Wire for Faulty<W> {
     pass_calls_on! { self => self.wire }
 
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
+        let mut injector = lock(&self.control.0);
         for packet in packets.drain(..) {
-            self.injector.inject(now, packet, &mut self.passing, pool);
+            injector.inject(now, packet, &mut self.passing, pool);
         }
+        drop(injector);
         self.release(now, pool);
     }
 
@@ -301,7 +366,7 @@ impl<W: Wire> Wire for Faulty<W> {
     }
 
     fn next_wake(&self) -> Option<u64> {
-        self.injector.next_wake().into_iter().chain(self.wire.next_wake()).min()
+        lock(&self.control.0).next_wake().into_iter().chain(self.wire.next_wake()).min()
     }
 }
 

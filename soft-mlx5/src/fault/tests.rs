@@ -106,3 +106,33 @@ fn corruption_never_reaches_the_transport() {
         assert_eq!(was, is);
     }
 }
+
+/// A wire that keeps what is sent.
+#[derive(Debug, Default)]
+struct Kept(Vec<Packet>);
+
+impl Wire for Kept {
+    fn send(&mut self, _: u64, packets: &mut Vec<Packet>, _: &mut PacketPool) {
+        self.0.append(packets);
+    }
+
+    fn receive(&mut self, _: u64, _: &mut Vec<Packet>, _: &mut PacketPool) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_control_changes_the_plan_of_a_wire_that_is_in_use() {
+    let mut wire = Faulty::new(Kept::default(), FaultPlan::default());
+    let (control, mut pool) = (wire.control(), PacketPool::default());
+    let rules = vec![Rule { opcode: None, nth: 2, fault: Fault::Drop }];
+    let second = FaultPlan { rules, ..FaultPlan::default() };
+    let plans = [FaultPlan::default(), FaultPlan::cut(), second, FaultPlan::default()];
+    for (round, plan) in (0..).zip(plans) {
+        control.set_plan(plan);
+        wire.send(0, &mut (0..3).map(|i| packet(3 * round + i)).collect(), &mut pool);
+    }
+    assert_eq!(order(&wire.wire.0), [0, 1, 2, 6, 8, 9, 10, 11]);
+    let counters = FaultCounters { seen: 12, dropped: 4, ..FaultCounters::default() };
+    assert_eq!((control.counters(), wire.counters()), (counters, counters));
+}
