@@ -21,7 +21,7 @@ const ALIGNMENT: usize = 64;
 /// # fn example(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// let slab = pd.create_slab(64, 4096)?;
 /// let mut slot = slab.take().ok_or("all 64 slots are in use")?;
-/// slot.write(b"hello")?; // a send takes these five bytes, a receive all 4096
+/// slot.write(b"hello")?; // a send takes these five bytes, a receive the capacity
 /// assert_eq!(&slot[..], b"hello");
 /// drop(slot); // it is free again
 /// # Ok(())
@@ -155,7 +155,7 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A free slot; `None` if all are held or in flight. In a forked child also `None` if another
+    /// A free slot, of length 0; `None` if all are held or in flight. In a forked child also `None` if another
     /// thread of the parent was taking or dropping a slot at the fork.
     ///
     /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and counts a

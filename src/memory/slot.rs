@@ -23,8 +23,8 @@ use crate::host::system::Inherited;
 
 /// A part of a slab, owned: the right to its bytes.
 ///
-/// Dereferences to the filled part (all of it up to [`Slot::set_len`]). Dropping it gives it back
-/// to its slab.
+/// Dereferences to the filled part: nothing after [`Slab::take`](crate::Slab::take), then what was
+/// [written](Slot::write), received or read. Dropping it gives it back to its slab.
 ///
 /// ```no_run
 /// let pd = uverbs::open_default()?.alloc_pd()?;
@@ -69,10 +69,11 @@ impl Slot {
         self.header().capacity() as usize
     }
 
-    /// Declares the first `length` bytes (at most the capacity) filled: what a send carries, or how
-    /// much a read fetches.
-    pub fn set_len(&mut self, length: usize) {
+    /// Declares the first `length` bytes filled, whatever earlier uses left in them: what a send
+    /// carries, or how much a read fetches. Returns the new length, at most the capacity.
+    pub fn set_len(&mut self, length: usize) -> usize {
         self.header().set_length(length);
+        self.len()
     }
 
     /// Copies `bytes` in, and declares them filled.

@@ -115,13 +115,27 @@ fn sends_and_receives_return_their_slots() {
 }
 
 #[test]
+fn a_slot_is_empty_at_first_and_no_longer_than_its_capacity() {
+    let slab = Safe::new().slab;
+    let mut slot = slab.take().unwrap();
+    assert!(slot.is_empty());
+    let capacity = slot.capacity();
+    assert_eq!((slot.set_len(capacity + 1), slot.len()), (capacity, capacity));
+    slot.fill(7);
+    drop(slot);
+    let mut again = slab.take().unwrap();
+    assert!(again.is_empty());
+    assert_eq!((again.set_len(2), &again[..]), (2, &[7; 2][..]), "the last use's bytes");
+}
+
+#[test]
 fn results_of_reads_and_atomics_are_in_their_slots() {
     let mut safe = Safe::new();
     let (mut a, _b) = safe.pair::<Rc>();
     let theirs = safe.region();
     theirs.view().write(0, &pattern(500, 1)).unwrap();
     let mut slot = safe.slab.take().unwrap();
-    slot.set_len(500);
+    assert_eq!(slot.set_len(500), 500);
     a.post_send(op::Read(theirs.remote(0).unwrap()), slot, SIGNALED).unwrap();
     assert_eq!(safe.completion().slot.unwrap()[..], pattern(500, 1));
     theirs.view().write(8, &41u64.to_ne_bytes()).unwrap();
