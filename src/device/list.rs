@@ -114,19 +114,29 @@ pub fn open_default() -> Result<Context> {
             return device(&name)?.open();
         }
     }
-    let mut reasons = Vec::new();
+    let mut refused = Vec::new();
     for device in devices() {
         match device.open() {
             Ok(context) => return Ok(context),
-            Err(error) => reasons.push(error.to_string()),
+            Err(error) => refused.push(error),
         }
     }
-    if reasons.is_empty() {
-        reasons.push("the kernel has no RDMA device".to_owned());
-    }
-    Err(Error::new("open_device", ErrorKind::NotFound, reasons.join("; ")).cure_with(
-        "load the driver (modprobe mlx5_ib), or set UVERBS_DEVICE to the name of a device (soft is the software device)",
-    ))
+    Err(none_opened(refused))
+}
+
+/// One error of all devices that could not be opened, with one cure: the first one's.
+fn none_opened(refused: Vec<Error>) -> Error {
+    let cures = refused.iter().map(Error::cure).find(|cure| !cure.is_empty());
+    let cure = cures.unwrap_or("load the driver (modprobe mlx5_ib)");
+    let cure = format!("{cure}, or set UVERBS_DEVICE to a device (soft is the software one)");
+    let cause = match refused.len() {
+        0 => "the kernel has no RDMA device".to_owned(),
+        _ => {
+            let texts = refused.into_iter().map(|error| error.cure_with("").to_string());
+            texts.collect::<Vec<_>>().join("; ")
+        }
+    };
+    Error::new("open_device", ErrorKind::NotFound, cause).cure_with(cure)
 }
 
 #[cfg(feature = "soft")]
