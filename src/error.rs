@@ -423,7 +423,7 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
             "let queue pairs share a register: Context::alloc_thread_domain, then build_in",
         ),
         Errno::ENOMEM => (
-            "the kernel or the device has not enough memory for this object",
+            "the kernel or the device has not enough memory for this",
             "ask for less, or destroy objects that are not needed",
         ),
         Errno::EMFILE => (
