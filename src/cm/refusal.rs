@@ -117,7 +117,7 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
                 "add the interface (fe80::1%eth0 in a cm::Address, or a SocketAddrV6's scope id)",
             )
         }
-        Errno::EADDRINUSE => error.because("another id is bound to the port").cure_with(PORTS),
+        Errno::EADDRINUSE => port_taken(error),
         Errno::EACCES => error
             .with_kind(ErrorKind::Permission)
             .because("ports below 1024 are for privileged programs")
@@ -157,8 +157,8 @@ fn not_available(error: Error, address: Option<SocketAddr>) -> Error {
 fn port_taken(error: Error) -> Error {
     error
         .with_kind(ErrorKind::Busy)
-        .because("an id of this machine is bound to the port")
-        .cure_with(PORTS)
+        .because("another program or id of this machine has the port")
+        .cure_with("choose another port (0 is any free one), or end what has it")
 }
 
 /// As [`explain`], for an id that resolves an address. The id is bound first, to `source` or, if
@@ -219,8 +219,6 @@ fn needs_scope(address: SocketAddr) -> bool {
         SocketAddr::V6(v6) => v6.ip().segments()[0] & 0xffc0 == 0xfe80 && v6.scope_id() == 0,
     }
 }
-
-const PORTS: &str = "choose another port, or set_reuse_address on both ids (only one can listen)";
 
 const ADDRESSES: &str = "`uverbs info` lists devices with their addresses; UVERBS_SOFT_ADDRESS gives \
                          a software device the address of an interface";

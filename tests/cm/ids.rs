@@ -104,7 +104,7 @@ fn a_port_is_shared_only_by_ids_with_reuse_address() {
     first.listen(0).unwrap();
     let error = bound(taken, true).unwrap().listen(0).unwrap_err();
     assert_eq!(error.errno(), 98);
-    assert!(error.cure().contains("only one can listen"), "{error}");
+    assert!(error.cure().contains("choose another port"), "{error}");
 }
 
 #[test]

@@ -247,7 +247,7 @@ fn devices_share_the_ports_of_loopback_and_wildcard_addresses() {
         let port = first.local_address().unwrap().port();
         let error = bind(&two, ours, port).unwrap_err();
         assert_eq!(error.errno(), errno, "{bound}, {ours}: {error}");
-        assert!(error.cause().contains("bound to the port"), "{bound}, {ours}: {error}");
+        assert!(error.cause().contains("has the port"), "{bound}, {ours}: {error}");
         // The port is still free at the second device's own address.
         drop(bind(&two, &address_of(&two).ip().to_string(), port).unwrap());
         drop(first);
@@ -261,7 +261,7 @@ fn a_port_taken_at_all_addresses_is_taken_at_each() {
     let all = Listener::builder().context(&context).bind("0.0.0.0:0").unwrap();
     address.set_port(all.local_address().unwrap().port());
     let error = Listener::builder().context(&context).bind(address).unwrap_err();
-    assert!(error.cause().contains("bound to the port"), "{error}");
+    assert!(error.cause().contains("has the port"), "{error}");
 }
 
 #[test]

@@ -36,6 +36,9 @@ fn an_address_without_device_names_the_way_to_look() {
     assert!(cure.contains("uverbs info") && cure.contains("UVERBS_SOFT_ADDRESS"), "{error}");
     let error = explain(Error::os("bind_addr", Errno::EADDRNOTAVAIL), "[::]:5".parse().ok());
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    let error = explain(Error::os("bind_addr", Errno::EADDRINUSE), "10.1.2.3:5".parse().ok());
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.cure().starts_with("choose another port"), "{error}");
     let event = failed("resolve_addr", -99).to_string();
     assert!(event.contains("no RDMA device has the source address"), "{event}");
     assert_eq!(failed("resolve_addr", -110).kind(), ErrorKind::TimedOut);
