@@ -4,24 +4,7 @@
 //! reads and writes them as a plain slice. Posting moves the slot into the queue, where its address
 //! is the work request's id; the completion moves it back out. In between no code has it.
 //!
-//! ```no_run
-//! use uverbs::{op, qp::PostFlags, qp_type::Rc};
-//! let context = uverbs::open_default()?;
-//! let pd = context.alloc_pd()?;
-//! let mut cq = context.create_cq(256).build()?;
-//! let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build()?;
-//! # let peer = qp.endpoint();
-//! qp.connect(&peer)?;
-//! let slab = pd.create_slab(64, 4096)?;
-//! qp.post_receive(slab.take().ok_or("no slot free")?)?;
-//! let mut slot = slab.take().ok_or("no slot free")?;
-//! slot.write(b"hello")?;
-//! qp.post_send(op::Send, slot, PostFlags::SIGNALED)?;
-//! while let Ok(done) = cq.poll() {
-//!     println!("{:?}: {:?}", done.completion.status(), done.slot.as_deref());
-//! }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! The [crate](crate)'s page begins with an example.
 //!
 //! Several sends or receives share one doorbell in a batch ([`QueuePair::batch`],
 //! [`QueuePair::receive_batch`], [`SharedReceiveQueue::batch`]), and several completions one report
