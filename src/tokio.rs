@@ -11,6 +11,9 @@
 //! # }
 //! ```
 //!
+//! A task that waits for a queue of the safe layer arms it, polls, and awaits
+//! [`AsyncCompletionChannel::event`] if that found nothing: `examples/cm_tasks.rs`.
+//!
 //! # No wake-up is lost
 //! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits, so what
 //! arrived before the arming is seen by the second poll and what arrives after it raises an event.
@@ -31,7 +34,7 @@ use ::tokio::task::coop::consume_budget;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use crate::cm::{Channel, Connection, Connector, Event, Listener};
+use crate::cm::{Channel, Connection, Connector, Event, Id, Listener};
 use crate::cq::builder::CqBuilder;
 use crate::cq::channel::{CompletionChannel, DetachedCqEvent};
 use crate::cq::{CompletionQueue, CqHandle, PollError, WorkCompletion};
@@ -40,7 +43,8 @@ use crate::device::events::DetachedEvent;
 use crate::device::layer::{Layer, Raw};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::system::{READABLE, Watched};
-use crate::qp::Register;
+use crate::qp::qp_type::Rc;
+use crate::qp::{QueuePair, Register};
 
 /// A context's event file, as the reactor watches it.
 #[derive(Debug)]
@@ -427,9 +431,23 @@ async fn event_or_eviction(
 /// # Panics
 /// Outside a tokio runtime with I/O enabled.
 pub async fn connect(connector: &Connector, address: SocketAddr) -> Result<Connection> {
+    connect_with(connector, address, connector.maker()).await
+}
+
+/// As [`connect`], with a queue pair that `make` makes, as for [`Connector::connect_with`].
+///
+/// # Errors
+/// As [`Connector::connect_with`].
+///
+/// # Panics
+/// As [`connect`].
+pub async fn connect_with<L: Layer, X, R: Register>(
+    connector: &Connector,
+    address: SocketAddr,
+    mut make: impl FnMut(&Id) -> Result<(QueuePair<Rc, L, R>, X)>,
+) -> Result<Connection<L, X, R>> {
     let mut connecting = connector.begin(address.into())?;
     let channel = AsyncCmChannel::new(connecting.channel.clone())?;
-    let mut make = connector.maker();
     loop {
         if let Some(reply) = connecting.step(channel.event().await?, &mut make)? {
             return connecting.finish(reply);

@@ -30,6 +30,7 @@ fn every_example_prints_its_result() {
     assert!(chat.contains("Grace: yes"), "{chat}");
     let server = run("cm_server");
     assert!(server.contains("16 clients connected by address; their numbers add up to 136"));
+    assert!(run("cm_tasks").contains("400 messages of 8 clients echoed by a task"));
     let again = run("cm_reconnect");
     assert!(again.contains("\"at last\" arrived with attempt 4"), "{again}");
     let server = run("srq_server");
@@ -92,6 +93,7 @@ fn every_example_reports_wrong_arguments() {
         "chat",
         "cm_reconnect",
         "cm_server",
+        "cm_tasks",
         "dynamic",
         "market_data",
         "replay",

@@ -25,7 +25,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::qp::qp_type::Rc;
 use crate::qp::{AccessFlags, QueuePair};
 
-/// Listens at `address`; port 0 is any free one. [`Listener::builder`] has the options.
+/// Listens at `address`; port 0 is any free one. [`Listener::builder`] has the options, and
+/// [`cm`](super) an example.
 ///
 /// # Errors
 /// As [`ListenerBuilder::bind`].
@@ -196,6 +197,10 @@ impl ListenerBuilder {
     /// [`Listener::accept`] returns the error; for a peer that waited
     /// ([`half_open`](Self::half_open)) the error is logged. If `make` panics for such a peer,
     /// the call still returns the connection that was established, and the next call panics.
+    ///
+    /// A peer may send before [`Listener::accept`] returns its connection, and may be given up
+    /// later. With a common completion queue, a program keeps messages of queue pairs that it does
+    /// not know yet (`qp_num`) until then: `examples/cm_tasks.rs`.
     ///
     /// # Errors
     /// As [`ListenerBuilder::bind`].

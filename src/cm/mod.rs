@@ -57,9 +57,9 @@
 //! [`Address`] parses texts that name an interface: `[fe80::1%eth0]:7471`.
 //!
 //! [`Listener::builder`] and [`Connector`] have the options. A program may make the queue pairs
-//! itself: with a shared receive queue, with a common completion queue, or of the [raw
-//! layer](crate::raw). It passes a function that makes them to [`ListenerBuilder::bind_with`] or
-//! [`Connector::connect_with`].
+//! itself: with a shared receive queue, a common completion queue, one with a
+//! [channel](crate::CqBuilder::channel) to sleep on, or of the [raw layer](crate::raw). It passes a
+//! function that makes them to [`ListenerBuilder::bind_with`] or [`Connector::connect_with`].
 //!
 //! # The long way
 //! A [`Channel`] has [`Id`]s, and its [`Event`]s report the result of each step:
