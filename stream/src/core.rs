@@ -15,13 +15,13 @@ use crate::gather::Gather;
 use crate::readiness::{Side, Waiting};
 use crate::window::{Incoming, Outgoing, Report};
 
-/// One send in so many is signaled at least. A completion can wake a reader for nothing, so the
-/// fewer the better; the send queue has space for those that are not known to be complete.
+/// Of this many consecutive sends at least one is signaled. Few are, because the completion of a
+/// send can wake a reader for nothing. The send queue has space for more sends than these.
 const SIGNALED_EVERY: u64 = 64;
 /// Send queue entries that only reports may use.
 const REPORTS: u64 = 32;
 
-/// Whether this side has ended its data.
+/// Whether this side has ended its data, and told the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
@@ -43,7 +43,7 @@ pub(crate) struct Core {
     end: End,
     is_read_shut: bool,
     broken: Option<Broken>,
-    /// The sides that were told of a reset. Then the stream has ended for them, as a socket has.
+    /// The sides that got the error of a reset. For them the stream has ended then, as a socket has.
     knows_of_reset: [bool; 2],
     /// The connection manager reported that the connection has ended.
     is_disconnected: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Core {
     is_armed: bool,
     /// A thread sleeps until the device raises an event.
     pub(crate) is_watched: bool,
-    /// Threads that sleep until that thread has looked.
+    /// Threads that sleep until that thread has taken the events.
     pub(crate) followers: usize,
     /// The sides whose program waits for the stream's file itself.
     pub(crate) waiting: Waiting,
@@ -92,18 +92,18 @@ impl Core {
     /// Polls all completions, and reports freed bytes of the ring to the peer.
     pub(crate) fn progress(&mut self) {
         loop {
-            let (slot, kind, status) = match self.cq.poll() {
+            let (slot, fields, status) = match self.cq.poll() {
                 Ok(done) => {
                     let completion = &done.completion;
-                    let said = completion.immediate().unwrap_or_default().to_u32();
-                    let kind = (completion.opcode(), said, completion.byte_len());
-                    (done.slot, kind, completion.status())
+                    let immediate = completion.immediate().unwrap_or_default().to_u32();
+                    let fields = (completion.opcode(), immediate, completion.byte_len());
+                    (done.slot, fields, completion.status())
                 }
                 Err(PollError::Empty) => break,
                 Err(PollError::NotOutstanding) => continue,
                 Err(error) => return self.fail(Broken::Verb(error.into())),
             };
-            if let Err(broken) = self.complete(slot, kind, status) {
+            if let Err(broken) = self.complete(slot, fields, status) {
                 self.fail(broken);
             }
         }
@@ -113,13 +113,13 @@ impl Core {
     fn complete(
         &mut self,
         slot: Option<Slot>,
-        (opcode, said, bytes): (CompletionOpcode, u32, u32),
+        (opcode, immediate, bytes): (CompletionOpcode, u32, u32),
         status: Status,
     ) -> Result<(), Broken> {
         match (status, opcode) {
             (Status::Success, CompletionOpcode::RecvWriteImmediate) => {
                 // With a larger number a reader would get old bytes of the ring.
-                if said != bytes {
+                if immediate != bytes {
                     return Err(Broken::Protocol("a length that is not that of the data"));
                 }
                 self.incoming.arrived(bytes)?;
@@ -190,7 +190,7 @@ impl Core {
         self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.into()))
     }
 
-    /// [`Core::check`] for a side that reads or writes.
+    /// [`Core::check`] for a side that reads or writes: notes that it learns of a reset.
     fn tell(&mut self, side: Side) -> io::Result<()> {
         let is_reset = self.broken.as_ref().is_some_and(Broken::is_reset);
         self.knows_of_reset[side as usize] |= is_reset;
@@ -342,8 +342,8 @@ impl Core {
         self.count(flags);
     }
 
-    /// The flags of the next send: one in some is signaled, and its completion retires all before
-    /// it.
+    /// The flags of the next send. Some sends are signaled; the completion of one retires all before
+    /// it, too.
     fn flags(&self) -> PostFlags {
         let last = self.signaled.back().copied().unwrap_or(self.done);
         match self.posted + 1 - last >= SIGNALED_EVERY || self.buffers.is_signal_due() {
@@ -429,7 +429,7 @@ impl Core {
         Ok((self.end == End::Told && self.done == self.posted).then_some(()))
     }
 
-    /// The failure, once.
+    /// Why the stream broke, if it did.
     pub(crate) fn failure(&mut self) -> Option<io::Error> {
         self.progress();
         self.broken.as_ref().map(io::Error::from)
