@@ -125,7 +125,7 @@ impl Incoming {
         }
     }
 
-    /// Notes that the peer wrote `length` bytes after those before.
+    /// Notes that the peer wrote `length` bytes, which follow the earlier ones in the ring.
     pub(crate) fn arrived(&mut self, length: u32) -> Result<(), Broken> {
         let length = u64::from(length);
         if self.finished || length == 0 || length > self.bytes - (self.received - self.consumed) {
@@ -164,8 +164,8 @@ impl Incoming {
         self.consumed += (length as u64).min(self.received - self.consumed);
     }
 
-    /// Whether a report is due: since the last one a quarter of the ring, or of its messages, has
-    /// been read.
+    /// Whether a report is due: since the last one a quarter of the ring has been read, or a quarter
+    /// of the messages that it takes has arrived.
     pub(crate) fn is_report_due(&self) -> bool {
         (self.consumed - self.reported) * 4 >= self.bytes
             || (self.received_messages - self.reported_messages) * 4 >= self.messages
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_survives_the_way() {
+    fn a_decoded_report_equals_the_encoded_one() {
         for finished in [false, true] {
             let report = Report { consumed: 1 << 40, messages: 7, finished };
             assert_eq!(Report::decode(&report.encode()).unwrap(), report);
