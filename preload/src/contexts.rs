@@ -2,8 +2,7 @@
 //!
 //! `ibv_poll_cq` and `ibv_create_cq_ex` are inline functions of `<infiniband/verbs.h>`. They call
 //! the provider through tables beside `struct ibv_context`. The functions here that open a context
-//! put functions of this library in those tables ([`polling`],
-//! [`extended`]).
+//! put functions of this library in those tables ([`polling`], [`extended`]).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{ManuallyDrop, offset_of, transmute};
@@ -53,7 +52,7 @@ const _: () = {
 };
 
 /// `__VERBS_ABI_IS_EXTENDED`: the context is part of a `struct verbs_context`.
-const IS_EXTENDED: usize = usize::MAX;
+const EXTENDED: usize = usize::MAX;
 
 /// A context of the program on one of this library's nodes.
 pub(crate) struct Slot {
@@ -94,12 +93,12 @@ impl Slot {
         SLOTS.iter().find(|slot| !slot.is_taken.swap(true, Ordering::AcqRel))
     }
 
-    /// The provider's function instead of [`polling::poll_cq`].
+    /// The provider's function, which [`polling::poll_cq`] replaces.
     pub(crate) fn poll_cq(&self) -> *mut c_void {
         self.poll_cq.load(Ordering::Relaxed)
     }
 
-    /// The provider's function instead of [`extended::create_cq_ex`].
+    /// The provider's function, which [`extended::create_cq_ex`] replaces.
     pub(crate) fn create_cq_ex(&self) -> *mut c_void {
         self.create_cq_ex.load(Ordering::Relaxed)
     }
@@ -115,11 +114,11 @@ impl Slot {
     /// # Safety
     /// An open context, which no other thread knows yet.
     unsafe fn set(&self, context: *mut Context, node: Weak<Node>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for `context`.
         let operation = unsafe { &mut (*context).operations[POLL_CQ] };
         let poll_cq = std::mem::replace(operation, polling::poll_cq as *mut c_void);
         self.poll_cq.store(poll_cq, Ordering::Relaxed);
-        // SAFETY: the caller's.
+        // SAFETY: the caller vouches for `context`.
         if let Some(operation) = unsafe { create_cq_ex_of(context) } {
             let create_cq_ex = std::mem::replace(operation, extended::create_cq_ex as *mut c_void);
             self.create_cq_ex.store(create_cq_ex, Ordering::Relaxed);
@@ -157,8 +156,8 @@ impl Slot {
 /// # Safety
 /// An open context, which no other thread knows yet.
 unsafe fn create_cq_ex_of<'a>(context: *mut Context) -> Option<&'a mut *mut c_void> {
-    // SAFETY: the caller's.
-    if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
+    // SAFETY: the caller vouches for `context`.
+    if unsafe { (*context).abi_compat }.addr() != EXTENDED {
         return None;
     }
     // SAFETY: such a context is part of a `struct verbs_context`, which begins with newer fields.
@@ -172,12 +171,12 @@ unsafe fn create_cq_ex_of<'a>(context: *mut Context) -> Option<&'a mut *mut c_vo
 /// # Safety
 /// `context` is null, or an open context that no other thread knows yet.
 unsafe fn watch(context: *mut Context) -> *mut Context {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for `context`.
     let descriptor = (!context.is_null()).then(|| unsafe { (*context).cmd_fd });
     let before = Errno::last();
     if let Some(node) = descriptor.and_then(node::find) {
         if let Some(slot) = Slot::take() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller vouches for `context`.
             unsafe { slot.set(context, Arc::downgrade(&node)) };
         }
     }
