@@ -42,8 +42,10 @@ unsafe fn fstat_any(fd: c_int, into: *mut libc::stat) -> c_int {
 /// The `stat` of an open file of the devices. It equals that of its path, because programs that
 /// copy files compare the two.
 fn own_file(fd: c_int, mode: libc::mode_t, is_nameless: bool) -> Option<libc::stat> {
-    let may_be = is_nameless && mode & libc::S_IFMT == libc::S_IFREG;
-    let path = if may_be { paths::of_file(fd)? } else { return None };
+    if !is_nameless || mode & libc::S_IFMT != libc::S_IFREG {
+        return None;
+    }
+    let path = paths::of_file(fd)?;
     Some(files::stat(&path, libc::S_IFREG, 4096))
 }
 
