@@ -20,8 +20,8 @@ pub(crate) trait DeviceFile {
     fn kept(&self) -> c_int;
 }
 
-/// Whether the program has closed its last descriptor. The other end of a socket reports POLLHUP
-/// then, that of a pipe POLLERR; neither needs to be asked for.
+/// Whether the program has closed its last descriptor. Then poll(2) reports POLLHUP on the other
+/// end of a socket and POLLERR on that of a pipe, for every set of requested events.
 fn is_abandoned(file: &impl DeviceFile) -> bool {
     sys::poll(&mut [sys::waiting_for(file.kept(), 0)], Duration::ZERO) == 1
 }
