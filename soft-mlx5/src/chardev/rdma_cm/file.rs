@@ -51,7 +51,7 @@ impl CmFile {
         if errno == Errno::UnknownErrno { NOT_SUPPORTED } else { errno as i32 }
     }
 
-    /// write(2): a command. Gives the number of bytes written, which is all of them.
+    /// write(2): a command. Returns `length`.
     ///
     /// `descriptor` is the one that the program calls with; fetching an event waits until it is
     /// readable, unless it is non-blocking.
@@ -84,6 +84,7 @@ impl CmFile {
         }
     }
 
+    /// Makes the descriptor readable if events wait, and else not.
     fn show_to(&self, descriptor: BorrowedFd<'_>) {
         if let Some(queue) = self.host.shared.lock().queues.get_mut(&self.number) {
             queue.show_to(descriptor);
