@@ -22,9 +22,9 @@ use uverbs_soft_cm::ib_cm::Path;
 const COMMANDS: u32 = 23;
 /// Longest value of an option (`KMALLOC_MAX_SIZE`).
 const MAX_OPTION: u32 = 4 << 20;
-/// How many ports there are to try.
+/// Most attempts to bind to any port: there are as many ports.
 const PORTS: u32 = 1 << 16;
-/// The lengths that the kernel accepts begin before the newest fields.
+/// Bytes of the shortest buffer that GET_EVENT accepts: an event without its newest fields.
 pub(super) const EVENT_LEN: usize = EventResp::LENGTHS[1];
 
 /// A command that is running.
