@@ -15,7 +15,7 @@ use crate::packet::{Addressing, Bth, Deth, Opcode, Psn, View};
 pub(super) const QP1_QKEY: u32 = 0x8001_0000;
 /// Number of the queue pair for management datagrams.
 const QP1: u32 = 1;
-/// Datagrams that wait at most, as many as the kernel posts receives to its QP1
+/// Most datagrams that wait: as many as the kernel posts receives to its QP1
 /// (`IB_MAD_QP_RECV_SIZE` of drivers/infiniband/core/mad_priv.h). More are lost.
 const MAX_WAITING: usize = 512;
 /// Bytes of a management datagram.
