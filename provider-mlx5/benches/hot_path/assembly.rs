@@ -1,4 +1,4 @@
-//! The code that the compiler makes of the five hottest functions, against the texts checked in
+//! The code that the compiler makes of the hottest functions, against the texts checked in
 //! beside this file.
 //!
 //! The program disassembles itself with objdump. With any compiler the functions have no path to a
@@ -17,7 +17,7 @@ use uverbs_mlx5::send_queue::{Inline, Rc, SendQueue, Template, Write};
 
 use super::limits::{compiler, skip};
 
-/// An RDMA write of 16 bytes inside the request, built and rung.
+/// Posts an RDMA write of 16 inline bytes.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_write_inline_16(
@@ -43,7 +43,7 @@ fn hot_write_inline(
     unsafe { queue.post(wr_id, Write(*remote), Inline(data), PostFlags::empty()) }
 }
 
-/// An RDMA write of one SGE, built and rung.
+/// Posts an RDMA write of one SGE.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_write_sge(
@@ -56,7 +56,7 @@ fn hot_write_sge(
     unsafe { queue.post(wr_id, Write(*remote), *sge, PostFlags::SIGNALED) }
 }
 
-/// A template's request, rung.
+/// Posts a template's request.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_template(
@@ -68,7 +68,7 @@ fn hot_template(
     unsafe { queue.post_template(wr_id, template) }
 }
 
-/// A template's request of two blocks, rung.
+/// Posts a template's request of two blocks.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_template_2(
@@ -80,7 +80,7 @@ fn hot_template_2(
     unsafe { queue.post_template(wr_id, template) }
 }
 
-/// A receive of one SGE, published.
+/// Builds a receive of one SGE, and publishes it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_recv(queue: &mut RecvQueue, wr_id: u64, sge: &[Sge; 1]) -> Result<(), PostError> {
@@ -90,7 +90,7 @@ fn hot_recv(queue: &mut RecvQueue, wr_id: u64, sge: &[Sge; 1]) -> Result<(), Pos
     posted
 }
 
-/// A completion's id, if there is one and it tells of success.
+/// The id of the next completion, if there is one without an error.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn hot_poll(queue: &mut CompletionQueue) -> Option<u64> {
@@ -148,7 +148,7 @@ fn symbols() -> Result<BTreeMap<usize, String>, String> {
     Ok(table.lines().filter_map(entry).collect())
 }
 
-/// Takes one function apart. Addresses that depend on the rest of the program are left out.
+/// Disassembles one function. Addresses that depend on the rest of the program are left out.
 fn code(name: &str, runtime: usize, symbols: &BTreeMap<usize, String>) -> Result<Code, String> {
     let listing =
         objdump(&["-d", "--no-show-raw-insn", "--demangle", &format!("--disassemble={name}")])?;
@@ -166,8 +166,7 @@ fn code(name: &str, runtime: usize, symbols: &BTreeMap<usize, String>) -> Result
         let words: Vec<&str> = bare.split_whitespace().collect();
         let offset = start.map_or(0, |start| address - start);
         let shown = match words[..] {
-            // A table of a match's arms: nothing in these functions ends in a call through a
-            // register.
+            // A jump table of a match: none of these functions ends in a call through a register.
             ["jmp", target] if target.starts_with("*%") => bare.trim().to_owned(),
             ["call" | "jmp", target] if target.starts_with('*') || comment.contains('<') => {
                 let callee = indirect(comment, base, symbols);
@@ -200,7 +199,7 @@ fn indirect(comment: &str, base: usize, symbols: &BTreeMap<usize, String>) -> St
     symbols.get(&callee.wrapping_sub(base)).cloned().unwrap_or("a library's function".to_owned())
 }
 
-/// Constants lie where the linker put them.
+/// Leaves out the address of a constant, which the linker chooses.
 fn relative(instruction: &str) -> String {
     match (instruction.find("(%rip)"), instruction.rfind("0x")) {
         (Some(end), Some(start)) if start < end => {
