@@ -1,4 +1,4 @@
-//! Memory keys: regions, windows, and the keys that every function has.
+//! Memory keys: of regions and of windows, and the reserved lkey.
 
 use super::Firmware;
 use super::Place;
