@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_one_way_and_is_for_one_receiver() {
+    fn packets_of_a_run_have_one_path_and_one_receiver() {
         let mut two = packets(route(2), &[80, 80]);
         two.extend(packets(route(3), &[80, 80]));
         assert_eq!(run_length(&two), 2);
