@@ -23,8 +23,8 @@ fn by_hand(to: Station) -> (OwnedFd, Mapped) {
 fn a_connection_with_a_corrupt_ring_is_closed() {
     let (mut left, mut right) = (memory(), memory());
     let (a, b) = (left.station(), right.station());
-    let lies = [(1, 0xffff), (1, 57), (1 << 40, 1), (u64::MAX, 1)];
-    for (round, (head, first)) in lies.iter().enumerate() {
+    let corrupt = [(1, 0xffff), (1, 57), (1 << 40, 1), (u64::MAX, 1)];
+    for (round, (head, first)) in corrupt.iter().enumerate() {
         let (stranger, ring) = by_hand(b);
         assert_eq!(received(&mut right), [], "nothing is there yet");
         assert_eq!(count(&right, |c| &c.malformed), round as u64);
@@ -144,7 +144,7 @@ fn connections_without_a_hello_time_out() {
 /// A receiver whose process has no file descriptor left. The test below runs it in a new process.
 #[test]
 #[ignore = "the other process of a test"]
-fn deaf() {
+fn a_receiver_without_descriptors() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let mut right = memory();
     let (stranger, _ring) = by_hand(right.station());
@@ -161,10 +161,12 @@ fn deaf() {
     assert!(!is_hung_up_on(&stranger) && !is_woken(&right), "it was accepted");
 }
 
+const RECEIVER: &str = "wire::ring::network_tests::peers::a_receiver_without_descriptors";
+
 #[test]
 fn without_file_descriptors_a_device_sleeps_and_accepts_later() {
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "wire::ring::network_tests::peers::deaf"])
+        .args(["--ignored", "--exact", RECEIVER])
         .stdout(Stdio::null())
         .status();
     assert!(status.unwrap().success());
