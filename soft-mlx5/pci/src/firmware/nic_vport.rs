@@ -11,11 +11,12 @@ use crate::layout::command::{
 use crate::layout::port::nic_vport_context as layout;
 use uverbs_soft::packet::Gid;
 
-/// Where QUERY and MODIFY have the context, the address list in it, and SET_ROCE_ADDRESS its
-/// address, in bits.
+/// Offsets in bits: of the context in QUERY's output and in MODIFY's input.
 const QUERY: usize = 0x80;
 const MODIFY: usize = 0x800;
+/// Of the address list in the context.
 const LIST: usize = 0x800;
+/// Of the address in the input of SET_ROCE_ADDRESS.
 const ADDRESS: usize = 0x80;
 
 /// Entries of the RoCE address table.
@@ -44,6 +45,7 @@ const SETTABLE: &[(u32, &[Field])] = &[
     (1 << 10, &[layout::DISABLE_MC_LOCAL_LB]),
     (1 << 11, &[layout::DISABLE_UC_LOCAL_LB]),
 ];
+/// The bit of the field selection that replaces an address list.
 const LISTS: u32 = 1 << 2;
 
 /// The virtual port: its context, and lists of unicast addresses, multicast addresses and VLANs.
