@@ -420,7 +420,7 @@ impl<'a> Call<'a> {
     pub(crate) fn new_event_file(&mut self, kind: Kind) -> Result<i32, Errno> {
         use std::os::fd::AsRawFd;
         self.context()?;
-        // The descriptor would be of this process, not of the child.
+        // For a forked child's call, the new descriptor would be this process's, not the child's.
         self.user.in_reach()?;
         let (queue, fd) = EventQueue::new().or_else(|_| {
             self.state.event_files.sweep();
