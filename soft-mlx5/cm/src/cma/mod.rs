@@ -416,8 +416,9 @@ impl Cma {
         self.retry_lookups(now, addresses);
     }
 
-    /// A peer that ended before it knew of this device sends no message and closes nothing that
-    /// shows its end. Its end is noticed when a message to it has to be repeated.
+    /// Retries messages. A peer whose process ended before it knew of this device sends no message,
+    /// and closes no connection that would show its end. So the receiver of each repeated message
+    /// is looked up.
     fn step_engine(&mut self, now: u64, device: DeviceNumber, addresses: &dyn Addresses) {
         let engine = &mut self.devices[device].engine;
         let mut silent = engine.step(now);
