@@ -99,7 +99,7 @@ impl Station {
         Self::new(Ipv4Addr::new(a, b, c, d)).filter(|station| station.link_local_gid() == gid)
     }
 
-    /// The GID under which this network shows the owner of a GID: the station's IPv4 GID.
+    /// The source GID in packets of the device that has `gid`: the station's IPv4 GID.
     pub fn gid_on_wire(gid: Gid) -> Gid {
         Self::from_gid(gid).map_or(gid, Self::gid)
     }

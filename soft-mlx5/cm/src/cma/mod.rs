@@ -117,7 +117,7 @@ pub struct DeviceInfo {
     pub infiniband: bool,
     /// The MAC address of a neighbour, for the paths of requests.
     pub mac_of: Option<fn(Gid) -> [u8; 6]>,
-    /// The GID under which the wire shows the owner of a GID, if they differ.
+    /// The source GID in packets of the device that has a GID; `None` if it is that GID.
     pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 

@@ -57,7 +57,7 @@ pub struct IbCmConfig {
     pub ack_delay: u8,
     /// Seed of the communication ids; `None` makes them unpredictable.
     pub seed: Option<u64>,
-    /// The GID under which the wire shows the owner of a GID, if they differ.
+    /// The source GID in packets of the device that has a GID; `None` if it is that GID.
     pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 
@@ -369,8 +369,8 @@ impl IbCm {
     /// Whether a datagram comes from the GID of an id's peer. Always true without a global route.
     fn is_from_peer(&self, from: &Addressing, id: &Id) -> bool {
         let peer = &id.path.addressing;
-        let shown = |gid| self.config.gid_on_wire.map_or(gid, |shown| shown(gid));
-        !(from.global && peer.global) || shown(from.source) == shown(peer.destination)
+        let on_wire = |gid| self.config.gid_on_wire.map_or(gid, |on_wire| on_wire(gid));
+        !(from.global && peer.global) || on_wire(from.source) == on_wire(peer.destination)
     }
 
     fn comm_id(&self, id: CmId) -> CommId {

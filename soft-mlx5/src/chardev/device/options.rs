@@ -257,7 +257,7 @@ impl Options {
         }
     }
 
-    /// The GID under which a GID's owner appears on the wire.
+    /// Gives the source GID in packets of the device that has a GID.
     pub(crate) fn gid_on_wire(&self) -> fn(Gid) -> Gid {
         match self.place {
             Some(Place::Interface(_)) => |gid| gid,
