@@ -43,7 +43,7 @@ pub(crate) struct Core {
     end: End,
     is_read_shut: bool,
     broken: Option<Broken>,
-    /// The sides that got the error of a reset. For them the stream has ended then, as a socket has.
+    /// The sides that got the error of a reset. For them the stream has ended, as a socket has.
     knows_of_reset: [bool; 2],
     /// The connection manager reported that the connection has ended.
     is_disconnected: bool,
@@ -342,8 +342,8 @@ impl Core {
         self.count(flags);
     }
 
-    /// The flags of the next send. Some sends are signaled; the completion of one retires all before
-    /// it, too.
+    /// The flags of the next send. Some sends are signaled; the completion of one also retires all
+    /// before it.
     fn flags(&self) -> PostFlags {
         let last = self.signaled.back().copied().unwrap_or(self.done);
         match self.posted + 1 - last >= SIGNALED_EVERY || self.buffers.is_signal_due() {

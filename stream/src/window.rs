@@ -164,8 +164,8 @@ impl Incoming {
         self.consumed += (length as u64).min(self.received - self.consumed);
     }
 
-    /// Whether a report is due: since the last one a quarter of the ring has been read, or a quarter
-    /// of the messages that it takes has arrived.
+    /// Whether a report is due: since the last one, a quarter of the ring has been read, or a
+    /// quarter of the messages that it takes has arrived.
     pub(crate) fn is_report_due(&self) -> bool {
         (self.consumed - self.reported) * 4 >= self.bytes
             || (self.received_messages - self.reported_messages) * 4 >= self.messages
