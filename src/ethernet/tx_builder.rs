@@ -13,19 +13,18 @@ use crate::memory::pd::ProtectionDomain;
 use crate::qp::qp_type::RawPacket;
 
 const VERB: &str = "create_tx_queue";
-/// Bytes of a frame that are beside its inline data, in the Ethernet segment.
+/// The first bytes of a frame are in the Ethernet segment itself, and count as no inline data.
 const BESIDE: u32 = 2;
 /// Bytes of the longest frame of a template of [`ALWAYS_BLOCKS`]. Each queue has space for those,
-/// so that sending one asks nothing.
+/// so that sending one checks no length.
 const ALWAYS: u32 = 226;
 const _: () = assert!(blocks(ALWAYS as usize) == ALWAYS_BLOCKS);
 const _: () = assert!(blocks(ALWAYS as usize + 1) > ALWAYS_BLOCKS);
 
 /// Makes a [`TxQueue`]: from [`ProtectionDomain::create_tx_queue`].
 ///
-/// The defaults: frames of up to 226 bytes, which is what goes to the device's register at once; a
-/// completion for every 64th frame, or for every frame of a short queue; free-running timestamps;
-/// port 1.
+/// The defaults: frames of up to 226 bytes, the most that one BlueFlame copy takes; a completion for
+/// every 64th frame, or for each half of a short queue; free-running timestamps; port 1.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct TxBuilder<C: Clock = FreeRunning> {
@@ -103,7 +102,7 @@ impl<C: Clock> TxBuilder<C> {
             return Err(Error::invalid(VERB, "a queue has space for at least one frame"));
         }
         if self.every == 0 || self.every > (self.depth / 2).max(1) {
-            let cause = "a completion comes for every frame to every half of the queue";
+            let cause = "a completion is for 1 frame up to half of the depth";
             return Err(Error::invalid(VERB, cause).asked(format!("every {} frames", self.every)));
         }
         // The ring is rounded up, so up to twice as many frames may be granted.
