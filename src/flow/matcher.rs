@@ -1,5 +1,5 @@
-//! Steering rules in the device's own form: a matcher has the mask and the priority, each of its
-//! rules a value, both in the layout of `fte_match_param` (PRM, and
+//! Steering rules in the device's own form: a matcher has a mask and a priority, each of its rules a
+//! value. Mask and value have the layout of `fte_match_param` (PRM, and
 //! `struct mlx5_ifc_fte_match_param_bits` of `include/linux/mlx5/mlx5_ifc.h`).
 //!
 //! What the kernel checks is in `drivers/infiniband/hw/mlx5/fs.c`.
@@ -102,7 +102,7 @@ impl Matcher {
     /// object, or that only has actions.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow(&self, value: &[u8]) -> MatchedFlowBuilder<'static> {
-        MatchedFlowBuilder::new(self, value, Way::Unsaid)
+        MatchedFlowBuilder::new(self, value, Destination::None)
     }
 
     /// Destroys it.
@@ -122,7 +122,7 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
     /// Starts building a rule of `matcher` that brings frames here.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
-        MatchedFlowBuilder::new(matcher, value, Way::To(self.steering_target()))
+        MatchedFlowBuilder::new(matcher, value, Destination::Queue(self.steering_target()))
     }
 }
 
@@ -130,15 +130,15 @@ impl RssTarget {
     /// Starts building a rule of `matcher` that brings frames here.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
-        MatchedFlowBuilder::new(matcher, value, Way::To(self.steering_target()))
+        MatchedFlowBuilder::new(matcher, value, Destination::Queue(self.steering_target()))
     }
 }
 
 /// Where the frames of a rule go.
 #[derive(Debug)]
-enum Way<'q> {
-    Unsaid,
-    To(&'q mut dyn SteeringTarget),
+enum Destination<'q> {
+    None,
+    Queue(&'q mut dyn SteeringTarget),
     /// To a firmware object with this handle.
     Object(u32),
     Flag(CreateFlowFlags),
@@ -157,7 +157,7 @@ struct Counter {
 pub struct MatchedFlowBuilder<'q> {
     matcher: Matcher,
     value: Vec<u8>,
-    way: Way<'q>,
+    destination: Destination<'q>,
     tag: Option<u32>,
     counter: Option<Counter>,
     actions: Vec<FlowAction>,
@@ -166,32 +166,32 @@ pub struct MatchedFlowBuilder<'q> {
 }
 
 impl<'q> MatchedFlowBuilder<'q> {
-    fn new(matcher: &Matcher, value: &[u8], way: Way<'q>) -> Self {
+    fn new(matcher: &Matcher, value: &[u8], destination: Destination<'q>) -> Self {
         let (matcher, value) = (matcher.clone(), value.to_vec());
         let (tag, counter, actions, contexts) = Default::default();
-        Self { matcher, value, way, tag, counter, actions, contexts }
+        Self { matcher, value, destination, tag, counter, actions, contexts }
     }
 
     /// The frames go to a firmware object: a flow table, or the receiving end (TIR) of queues.
     pub fn to_object(mut self, object: &DevxObject) -> Self {
-        self.way = Way::Object(object.kernel_handle());
+        self.destination = Destination::Object(object.kernel_handle());
         self.contexts.push(object.context().clone());
         self
     }
 
     /// The frames are dropped.
     pub fn drop_frames(mut self) -> Self {
-        self.way = Way::Flag(CreateFlowFlags::DROP);
+        self.destination = Destination::Flag(CreateFlowFlags::DROP);
         self
     }
 
     /// The frames are treated like those that no rule of this table takes.
     pub fn default_miss(mut self) -> Self {
-        self.way = Way::Flag(CreateFlowFlags::DEFAULT_MISS);
+        self.destination = Destination::Flag(CreateFlowFlags::DEFAULT_MISS);
         self
     }
 
-    /// Completions of the frames say `tag`, 24 bits.
+    /// Completions of the frames have `tag`, 24 bits.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = Some(tag);
         self
@@ -213,13 +213,13 @@ impl<'q> MatchedFlowBuilder<'q> {
     /// Adds the rule.
     ///
     /// # Errors
-    /// EINVAL for a way that the table does not have, a tag of more than 24 bits, or an object of
+    /// EINVAL for a destination that the table does not have, a tag of more than 24 bits, or an object of
     /// another context; EEXIST if a rule of the same match and priority excludes it, see the
     /// [module](super); `Unsupported` for what the device lacks; EPERM without CAP_NET_RAW; other
     /// errors of the kernel.
     pub fn build(self) -> Result<Flow> {
         use flow::create::*;
-        let Self { matcher, value, way, tag, counter, actions, contexts } = self;
+        let Self { matcher, value, destination, tag, counter, actions, contexts } = self;
         let context = matcher.context().clone();
         for action in &actions {
             context.require_same(VERB, action.context(), "flow action")?;
@@ -234,14 +234,14 @@ impl<'q> MatchedFlowBuilder<'q> {
         request.handle(MATCHER, matcher.object.handle);
         let stored = request.input_bytes(MATCH_VALUE, &value).map(drop);
         stored.map_err(|error| too_long(VERB, &error))?;
-        match &way {
-            Way::Unsaid => {}
-            Way::To(target) => {
+        match &destination {
+            Destination::None => {}
+            Destination::Queue(target) => {
                 context.require_same(VERB, target.context(), "queue pair")?;
                 request.handle(DEST_QP, target.kernel_handle());
             }
-            Way::Object(handle) => drop(request.handle(DEST_DEVX, *handle)),
-            Way::Flag(flag) => drop(request.flags(FLAGS, flag.bits())),
+            Destination::Object(handle) => drop(request.handle(DEST_DEVX, *handle)),
+            Destination::Flag(flag) => drop(request.flags(FLAGS, flag.bits())),
         }
         if let Some(tag) = tag {
             request.value(TAG, tag);
@@ -257,7 +257,7 @@ impl<'q> MatchedFlowBuilder<'q> {
         let handle = context.commands().create(VERB, request, HANDLE).map_err(explain)?;
         let parts = Parts { matcher: Some(matcher), actions, ..Parts::default() };
         let rule = Arc::new(Rule::new(context, handle, parts));
-        if let Way::To(target) = way {
+        if let Destination::Queue(target) = destination {
             target.keep_rule(rule.clone());
         }
         Ok(Flow { rule })
@@ -279,7 +279,7 @@ fn explain(error: Error) -> Error {
              delivers",
         ),
         Errno::EINVAL => error.because(
-            "the rule says no way for its frames, or several; or the flow tag has more than 24 bits",
+            "the rule has no destination, or several; or the flow tag has more than 24 bits",
         ),
         _ => error,
     }
