@@ -36,9 +36,9 @@ fn event(cqe: CqeView) -> TagEvent {
     TagEvent(cqe.u8(offset_of!(Cqe, app_op)))
 }
 
-/// What a list of tags makes of a completion of tag matching.
-enum Told {
-    /// As CQEs of other closed queues: the QP that posted the change is gone.
+/// What becomes of a CQE of tag matching.
+enum Outcome {
+    /// The QP that posted the change is gone. CQEs of other closed queues are dropped, too.
     Dropped,
     NotOutstanding,
     Done(u64, Status),
@@ -60,16 +60,16 @@ impl CompletionQueue {
             let raw = self.finish_shared_receive(cqe, op_own, state, srq).transpose()?;
             return Some(raw.inspect(|_| self.count_unexpected(event, srq)));
         }
-        let told = match event {
+        let outcome = match event {
             _ if event.is_of_entry() => self.complete_entry(cqe, op_own, event, srq),
             _ if event.is_of_change() => self.confirm_change(cqe, event, srq),
-            _ => Told::Dropped,
+            _ => Outcome::Dropped,
         };
         let (side, format) = (state.recv_side(), op_own.format());
-        match told {
-            Told::Dropped => None,
-            Told::NotOutstanding => Some(Err(PollError::NotOutstanding)),
-            Told::Done(wr_id, status) => Some(Ok(Raw { cqe, side, wr_id, status, format })),
+        match outcome {
+            Outcome::Dropped => None,
+            Outcome::NotOutstanding => Some(Err(PollError::NotOutstanding)),
+            Outcome::Done(wr_id, status) => Some(Ok(Raw { cqe, side, wr_id, status, format })),
         }
     }
 
@@ -86,29 +86,29 @@ impl CompletionQueue {
         op_own: OpOwn,
         event: TagEvent,
         srq: &QueueState,
-    ) -> Told {
+    ) -> Outcome {
         let entry = cqe.u16(offset_of!(Cqe, app_info));
         let matched = srq.with_tags(|list| list.complete(event, entry)).flatten();
-        let Some(matched) = matched else { return Told::NotOutstanding };
+        let Some(matched) = matched else { return Outcome::NotOutstanding };
         let status = match self.deliver_matched(cqe, op_own, matched.buffer) {
             Status::Success if event.is_rendezvous_incomplete() => Status::RendezvousIncomplete,
             status => status,
         };
-        Told::Done(matched.wr_id, status)
+        Outcome::Done(matched.wr_id, status)
     }
 
-    /// Completes a change, and all sends of the hidden QP up to it.
-    fn confirm_change(&self, cqe: CqeView, event: TagEvent, srq: &QueueState) -> Told {
+    /// Completes a change, and all sends of the command QP up to it.
+    fn confirm_change(&self, cqe: CqeView, event: TagEvent, srq: &QueueState) -> Outcome {
         let is_done = cqe.u32(offset_of!(TagReport, success)) & TagReport::SUCCESS != 0;
-        let mut told = Told::NotOutstanding;
+        let mut outcome = Outcome::NotOutstanding;
         srq.with_tags(|list| match list.command_is_gone() {
-            true => told = Told::Dropped,
+            true => outcome = Outcome::Dropped,
             false => {
                 let confirmed = self.confirm_next(cqe, event, is_done, list);
-                confirmed.into_iter().for_each(|confirmed| told = confirmed);
+                confirmed.into_iter().for_each(|confirmed| outcome = confirmed);
             }
         });
-        told
+        outcome
     }
 
     /// `None` if the next change to be confirmed is not of this kind.
@@ -118,7 +118,7 @@ impl CompletionQueue {
         event: TagEvent,
         is_done: bool,
         list: &mut TagList,
-    ) -> Option<Told> {
+    ) -> Option<Outcome> {
         let phase = cqe.u16(offset_of!(TagReport, hardware_phase));
         let command = self.queues.table().block(list.command()?);
         let index = list.next_change(event)?;
@@ -130,6 +130,6 @@ impl CompletionQueue {
         self.ring.note_sync(self.consumed, confirmed.is_behind);
         let failed = event == TagEvent::REMOVE && !is_done;
         let status = if failed { Status::TagNotRemoved } else { Status::Success };
-        Some(Told::Done(confirmed.wr_id, status))
+        Some(Outcome::Done(confirmed.wr_id, status))
     }
 }
