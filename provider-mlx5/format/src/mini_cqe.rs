@@ -26,8 +26,8 @@ open_values! {
 }
 
 wire! {
-    /// A mini-CQE: a word whose meaning [`MiniCqeFormat`] (responder) or the CQ's side (requester)
-    /// tells, and a length.
+    /// A mini-CQE: a word, which on a responder's has the meaning of its [`MiniCqeFormat`], and a
+    /// length.
     pub struct MiniCqe: 8 {
         /// Hash; or checksum and stride index; or WQE counter, opcode and a reserved byte
         /// (requester).
@@ -90,8 +90,9 @@ impl MiniCqe {
 wire! {
     /// One slot of mini-CQEs.
     ///
-    /// The owner of the slot is in its last byte as ever; the device leaves the owner bits of a
-    /// session's slots to software, which sets each to the lap's value when it has consumed it.
+    /// The owner bit of the slot is in its last byte, as that of a CQE. The device does not set the
+    /// owner bits of a session's slots. Software sets each to the lap's value when it has consumed
+    /// the slot.
     pub struct MiniCqeArray: 64 {
         /// The mini-CQEs, in order of completion.
         0 => pub entries: [MiniCqe; MINI_CQES_PER_SLOT],
@@ -99,11 +100,11 @@ wire! {
 }
 
 wire! {
-    /// The word of an enhanced-layout array's last 8 bytes that tells it from a CQE:
-    /// `MLX5_CQE_COMPRESS_LAYOUT_ENHANCED` uses the place of `op_own`'s opcode for the number of
-    /// mini-CQEs minus one, and of `signature` for the lap.
+    /// The last four bytes of an array in the enhanced layout
+    /// (`MLX5_CQE_COMPRESS_LAYOUT_ENHANCED`), which tell it from a CQE. Where a CQE has the opcode,
+    /// in `op_own`, is the number of mini-CQEs minus one; where it has the signature, the lap.
     pub struct EnhancedTail: 4 {
-        /// WQE counter's place: part of the last mini-CQE.
+        /// Where a CQE has its WQE counter: part of the last mini-CQE.
         0 => pub wqe_counter: U16,
         /// Number of the lap, modulo 256.
         2 => pub validity_iteration: u8,
