@@ -93,7 +93,7 @@ impl RingMemory {
         if self.has_queues.swap(true, Ordering::Relaxed) {
             return Err(Error::invalid(verb, "the rings have queues already"));
         }
-        // SAFETY: whole pages or a span that the program left to the library, and a record of two
+        // SAFETY: whole pages or a span that the program gave to the library, and a record of two
         // words (64 bytes). Both live as long as this value, which is kept with the queues. This is
         // the only time that they are given out, and this type touches neither.
         let (memory, words) = unsafe {
@@ -134,14 +134,14 @@ struct CqRings {
     /// The ring in use is the last one. Rings before it were left by a resize and may still be
     /// polled.
     used: Vec<CqRing>,
-    /// Rings of failed resizes, because the device might still move there.
-    perhaps: Vec<CqRing>,
+    /// Rings of failed resizes: the device might still move to one.
+    failed: Vec<CqRing>,
     has_poller: bool,
 }
 
 impl CqMemory {
     pub(crate) fn new(ring: CqRing, record: Record) -> Arc<Self> {
-        let rings = CqRings { used: vec![ring], perhaps: Vec::new(), has_poller: false };
+        let rings = CqRings { used: vec![ring], failed: Vec::new(), has_poller: false };
         Arc::new(Self { rings: Mutex::new(rings), record })
     }
 
@@ -222,7 +222,7 @@ impl Poller {
         self.queue.cancel_resize();
         let mut rings = self.memory.0.rings();
         let failed = rings.used.pop();
-        rings.perhaps.extend(failed);
+        rings.failed.extend(failed);
     }
 }
 
