@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_limit_is_the_message_s() {
+fn data_longer_than_the_messages_field_is_refused() {
     assert_eq!(RejectData::new(&[7; 148]).unwrap().as_bytes(), [7; 148]);
     let error = RejectData::new(&[7; 149]).unwrap_err();
     assert!(error.to_string().contains("148"), "{error}");
