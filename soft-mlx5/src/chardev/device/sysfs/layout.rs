@@ -116,7 +116,8 @@ impl Sysfs {
         self.add(&format!("{path}/abi_version"), "1");
     }
 
-    /// The network device that RoCE GIDs belong to. Its own entry in `class/net` is the kernel's.
+    /// The network device that RoCE GIDs belong to, without an entry in `class/net`: the kernel's
+    /// own directory is read there.
     fn add_network_device(&mut self, function: &str, options: &Options) {
         let path = format!("{function}/net/{}", options.netdev);
         self.link(&format!("{path}/device"), function);
