@@ -60,7 +60,7 @@ impl<S: Side> Rig<S> {
     }
 
     /// A random index; the sequence is the same for both sides.
-    fn any(&mut self) -> usize {
+    fn random_index(&mut self) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -71,7 +71,7 @@ impl<S: Side> Rig<S> {
     fn run(&mut self) -> u64 {
         let mut time = 0;
         for _ in 0..OPERATIONS / GROUP {
-            let chosen = std::array::from_fn(|_| self.any());
+            let chosen = std::array::from_fn(|_| self.random_index());
             time += self.group(chosen);
         }
         time
@@ -179,7 +179,7 @@ pub(crate) fn count() -> ! {
     std::process::exit(0);
 }
 
-/// Prints one object per count.
+/// Prints one JSON object for each number of queue pairs.
 pub(crate) fn table() -> ! {
     let counts = instructions::events("--count-scale", &crate::scratch(), &CACHES);
     let counts = counts.unwrap_or_else(|missing| {
