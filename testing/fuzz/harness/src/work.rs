@@ -43,7 +43,7 @@ pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<
     let has_header = spec.min_inline_header != 0;
     let flags = PostFlags::from_bits_truncate(u.arbitrary()?);
     let operation = operation(u, spec.service)?;
-    let destination = if u.ratio(1, 8)? { u.arbitrary()? } else { of_service(spec.service) };
+    let destination = if u.ratio(1, 8)? { u.arbitrary()? } else { destination_of(spec.service) };
     let address = AddressVector { key: U64::new(u.arbitrary()?), ..AddressVector::default() };
     let address = address.for_datagram(u.int_in_range(0..=0xff_ffff)?, u.arbitrary()?);
     let count = if u.ratio(1, 8)? { u.int_in_range(0..=66)? } else { u.int_in_range(0..=4)? };
@@ -62,8 +62,8 @@ pub(crate) fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<
     Ok(Request { operation, address, destination, remote_srqn, flags, inline, data })
 }
 
-/// The destination that a service's requests have.
-fn of_service(service: Service) -> u8 {
+/// The kind of destination that a service's requests have, as a number: see [`Request::work`].
+fn destination_of(service: Service) -> u8 {
     match service {
         Service::Rc | Service::Uc | Service::RawEthernet => 0,
         Service::Ud => 1,
