@@ -63,7 +63,8 @@ impl Qp {
         env.replace_key(mkey, after).map_err(|_| Failure::BIND)
     }
 
-    /// Linux's `umr.c` reads: CHECK_FREE fails if the key is free, CHECK_NOT_FREE if it is not.
+    /// Linux's mlx5_ib names the flags by what fails: CHECK_FREE fails if the key is free,
+    /// CHECK_NOT_FREE if it is not.
     fn check_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
         // The kernel's own QP has no protection domain and may change all keys.
         // A key of any QP passes the check: libmlx5 sets its flag to invalidate any key, and
@@ -223,8 +224,8 @@ impl Qp {
     }
 
     /// A window must be inside its region and in the same protection domain. For each remote right
-    /// of the window the region must have the local right. The same holds for keys of other lists;
-    /// nothing public says whether an adapter finds a list at fault before the key is used.
+    /// of the window the region must have the local right. The same holds for keys of other lists.
+    /// Whether an adapter checks a list before the key is used is unconfirmed.
     fn check_entries(&self, env: &Env, key: &MkeyParams) -> Result<(), Failure> {
         let (entries, covered) = match &key.translation {
             Translation::Klm(entries) => (entries.clone(), total(entries.iter())),
@@ -305,9 +306,9 @@ impl StridedEntry {
     }
 }
 
-/// What a key leads to: the list of a window or of another indirect key, or an interleaved list.
-/// The operation of the latter's head is where the former's first entry has its key, and no key has
-/// that number.
+/// What a key leads to: an interleaved list, or the list of a window or of another indirect key. An
+/// interleaved list begins with a head. Where another list has the key of its first entry, the head
+/// has its operation, whose number no key has.
 fn listed(bytes: &[u8], key: &MkeyParams) -> Result<Translation, Failure> {
     let (head, rest) = take::<RepeatBlock>(bytes)?;
     let (translation, count) = if head.operation.get() == RepeatBlock::OPERATION {
@@ -332,7 +333,7 @@ fn strided_entries(bytes: &[u8], count: usize) -> Result<Vec<StridedEntry>, Fail
     let listed = bytes.get(..count * size_of::<RepeatEntry>()).ok_or(Failure::SEGMENT)?;
     let entries = listed.chunks_exact(size_of::<RepeatEntry>()).map(entry);
     let entries = entries.collect::<Result<Vec<StridedEntry>, _>>()?;
-    // Nothing would end a search for bytes in cycles without any.
+    // In cycles of no bytes, the search for a byte would not end.
     if total(entries.iter().map(|entry| &entry.first)) == 0 {
         return Err(Failure::BIND);
     }
