@@ -205,10 +205,10 @@ fn an_extended_connection_delivers_to_the_queue_that_each_message_names() {
     let srqs = cqs.each_ref().map(|cq| {
         let mut srq = setup.pd.create_raw_srq(8).xrc(&domain, cq.handle()).build().unwrap();
         for wr_id in 0..4 {
-            let piece =
-                to.sge((cq.number() as usize & 1) * 2048 + wr_id as usize * 64, 64).unwrap();
+            let offset = (cq.number() as usize & 1) * 2048 + wr_id as usize * 64;
+            let sge = to.sge(offset, 64).unwrap();
             // SAFETY: the region outlives the receives and is not read before they complete.
-            unsafe { srq.post(wr_id, &[piece]).unwrap() };
+            unsafe { srq.post(wr_id, &[sge]).unwrap() };
         }
         srq
     });
