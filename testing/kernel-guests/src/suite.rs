@@ -164,10 +164,9 @@ fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// Compares the kernel's answers with the recorded ones. With `told`, it also prints them on the
-/// console.
-pub(crate) fn record(told: bool) -> Vec<Test> {
-    let script = if told { "own_test record --show-output" } else { "own_test record" };
+/// Compares the kernel's answers with the recorded ones, and prints them on the console if asked.
+pub(crate) fn record(prints_answers: bool) -> Vec<Test> {
+    let script = if prints_answers { "own_test record --show-output" } else { "own_test record" };
     vec![first_program(), Test::new("uverbs: record", script, LONG)]
 }
 
@@ -483,7 +482,7 @@ const RXE_CONNECTIONS: &[(&str, &str)] = &[
 
 const RXE_LOSS: [&str; 2] = ["ibv_rc_pingpong -n 100 -s 9000", "ibv_rc_pingpong -n 100 -e"];
 
-/// Busybox's shell would take `tc` for its own.
+/// With the name alone, Busybox's shell would run a `tc` of its own.
 const LOSE: &str = "/sbin/tc qdisc add dev v0 root netem loss 2% && \
     soft /sbin/tc qdisc add dev v1 root netem loss 2% || exit 1\n";
 
