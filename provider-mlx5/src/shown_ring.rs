@@ -37,11 +37,11 @@ impl Ring {
 /// A ring, as long as it may be looked into.
 #[derive(Debug)]
 pub(crate) struct ShownRing {
-    /// How many look into it now, [`GONE`] and [`CHANGING`].
+    /// How many pollers look into it now, and the bits [`GONE`] and [`CHANGING`].
     users: AtomicU32,
     /// The parts of a [`Ring`]. Written only by [`ShownRing::set`], while no thread reads them.
     ///
-    /// `base` and `head` bytes on: the first scatter entry of the first WQE.
+    /// The ring's start plus `head` bytes: the first scatter entry of the first WQE.
     first: AtomicPtr<u8>,
     mask: AtomicU32,
     shift: AtomicU32,
@@ -66,8 +66,8 @@ impl ShownRing {
         }
     }
 
-    /// Takes the ring away, and shows another one. Threads that do so at once do it one after the
-    /// other.
+    /// Takes the ring away, and shows another one, if one is given. Only one thread at a time does
+    /// so; others wait.
     pub(crate) fn set(&self, ring: Option<&Ring>) {
         // Acquire: what another thread set was set before.
         while self.users.fetch_or(GONE | CHANGING, Ordering::Acquire) & CHANGING != 0 {
