@@ -45,7 +45,7 @@ impl Syndrome {
     /// or the syndrome is not an ACK.
     pub const fn credits(self) -> Option<u32> {
         match self {
-            // Codes grow by 1 up to 4, then alternate between x 1.5 and the next power of two.
+            // The numbers grow by 1 up to 4. Then powers of two alternate with 1.5 times as many.
             Self::Ack { credits: code @ 0..=3 } => Some(code as u32),
             Self::Ack { credits: code @ 4..=30 } => {
                 let power = 1 << (code / 2);
