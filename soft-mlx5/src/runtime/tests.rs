@@ -67,6 +67,7 @@ fn attach(runtime: &Runtime) -> UarPage {
     page
 }
 
+/// Threads of devices named `leak`.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
