@@ -534,5 +534,6 @@ impl Usual {
     }
 }
 
-/// Most inline data of a request (`INLINE_LENGTH_MASK` has ten bits).
+/// Bytes of a buffer for the inline data of any request, which are fewer: the length in a WQE has
+/// ten bits (`INLINE_LENGTH_MASK`).
 pub(crate) const MAX_INLINE: usize = 1024;
