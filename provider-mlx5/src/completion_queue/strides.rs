@@ -228,7 +228,7 @@ impl StrideQueue {
             self.used = 0;
             self.tail = self.tail.wrapping_add(1);
             self.publish_consumed();
-            self.counters.exhausted += u64::from(self.has_device_none());
+            self.counters.exhausted += u64::from(self.is_exhausted());
         }
     }
 
@@ -265,7 +265,7 @@ impl StrideQueue {
 
     /// Whether the device has consumed all WQEs that it knows of. The last CQE that it wrote says
     /// so.
-    fn has_device_none(&mut self) -> bool {
+    fn is_exhausted(&mut self) -> bool {
         let waiting = self.expand_waiting();
         if waiting == 0 {
             return self.receives.head() == self.tail;
