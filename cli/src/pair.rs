@@ -102,8 +102,8 @@ fn die_with(parent: u32) -> Outcome {
     Ok(())
 }
 
-/// The server's process takes a free loopback address for its software device. A device at the
-/// address of an interface cannot reach that one.
+/// The server's process takes a free loopback address for its software device, which a device at
+/// the address of an interface cannot reach.
 fn require_another_address(service: &str, address: Option<&HostAddress>) -> Outcome {
     match address {
         Some(address) if address.station().is_none() => Err(Failure::usage(format!(
