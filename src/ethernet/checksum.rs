@@ -1,5 +1,5 @@
-//! Checksums of whole frames, computed here: a template starts with them if its checksums are
-//! patched and not the device's.
+//! Checksums of whole frames, computed in software. A template needs them if it is patched, and the
+//! device computes none.
 
 /// Computes the checksums of the IPv4 header and of the TCP or UDP packet of a frame, which begins
 /// with the destination address and may have VLAN tags. True if the packet's checksum was computed:
