@@ -10,7 +10,7 @@ use crate::chardev::objects::object::Object;
 use crate::core::ReceiveSource;
 use crate::locking::lock;
 
-/// Number of a counter of a handle: the first, or one behind it.
+/// Number of a handle's counter, `offset` after its first one.
 pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, Errno> {
     match call.any_object(handle)? {
         Object::Devx(object) if object.id().0 == ALLOC_FLOW_COUNTER => {
