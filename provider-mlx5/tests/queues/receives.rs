@@ -136,7 +136,7 @@ fn a_shared_list_in_an_entry_that_held_an_empty_list_has_a_terminator() {
     }
 }
 
-/// The next post publishes them, whichever way it takes, and whatever else was to be done first.
+/// The next post publishes them: by any function, with any list, and also after a page fault.
 #[test]
 fn receives_of_a_leaked_shared_batch_are_posted_with_the_next() {
     for at in 0..6 * 4 * 2 {
@@ -332,7 +332,7 @@ fn lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
             assert_eq!(posted, Err(reason));
             continue;
         }
-        posted.expect("room");
+        posted.expect("space");
         let head = rq.queue.head().wrapping_sub(1);
         let entry = rq.ring.read(head as usize % 8 * 16 * MOST, 16 * MOST);
         let (held, rest) = entry.split_at(16 * length);
@@ -379,7 +379,7 @@ fn shared_lists_of_any_length_have_a_terminator_whatever_the_entry_held() {
             assert_eq!(posted, Err(reason));
             continue;
         }
-        posted.expect("room");
+        posted.expect("space");
         let held = srq.ring.read(entry as usize * STRIDE + 16, 16 * MOST);
         let real: Vec<_> = list.iter().map(Sge::length).filter(|length| *length != 0).collect();
         let (sges, rest) = held.split_at(16 * real.len());
