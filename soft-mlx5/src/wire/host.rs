@@ -76,7 +76,7 @@ impl FromStr for HostAddress {
             format!("{text} is not an IP address (10.0.0.1, 2001:db8::1 or fe80::1%eth0)")
         })?;
         if interface.as_ref().is_some_and(|name| name.is_empty() || ip.is_ipv4()) {
-            return Err(format!("{text}: only an IPv6 address names its interface behind %"));
+            return Err(format!("{text}: only an IPv6 address names its interface after %"));
         }
         Ok(Self { ip, interface })
     }
@@ -177,9 +177,9 @@ impl Interface {
 
     /// The largest path MTU that fits into the interface's MTU with all headers.
     pub fn mtu(&self) -> Mtu {
-        let room = self.mtu.saturating_sub(HEADER_BYTES);
+        let space = self.mtu.saturating_sub(HEADER_BYTES);
         let codes = (1..=5).rev().filter_map(Mtu::from_code);
-        codes.into_iter().find(|mtu| mtu.bytes() <= room).unwrap_or(Mtu::M256)
+        codes.into_iter().find(|mtu| mtu.bytes() <= space).unwrap_or(Mtu::M256)
     }
 
     /// The GID: the address itself, IPv4 ones mapped.
