@@ -91,7 +91,7 @@ fn the_refused_transition_to_sqd_is_a_named_error() {
     let (mut a, _b) = setup.rc_pair();
     let error = a.modify(&QpAttributes::to(State::Sqd)).unwrap_err();
     assert_eq!(error.errno(), libc::EINVAL);
-    assert!(error.cause().contains("no way into SQD"), "{error}");
+    assert!(error.cause().contains("no transition into SQD"), "{error}");
     assert_eq!(a.state(), State::Rts);
 }
 

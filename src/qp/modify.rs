@@ -150,7 +150,7 @@ fn explain(error: Error, from: State, to: State, attributes: &QpAttributes) -> E
     let error = error.asked(format!("{from} to {to}, {}", attributes.mask()));
     if to == State::Sqd && error.errno() == Errno::EINVAL as i32 {
         // `optab` of `__mlx5_ib_modify_qp` (drivers/infiniband/hw/mlx5/qp.c) has no row for it.
-        return error.because("mlx5_ib has no way into SQD, though the device does").cure_with(
+        return error.because("mlx5_ib has no transition into SQD, though the device has").cure_with(
             "wait for the completions of what was posted, or move the queue pair to ERR to flush it",
         );
     }
