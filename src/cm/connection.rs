@@ -117,7 +117,7 @@ impl Link {
     /// this end agrees. Once it has ended, every call returns at once.
     ///
     /// # Errors
-    /// `TimedOut`, also if the peer never answered (78 seconds); `DeviceGone`.
+    /// `TimedOut`, also if the peer never answered (74 to 78 seconds); `DeviceGone`.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while !self.was_told()? {

@@ -113,7 +113,7 @@ impl Connector {
     }
 
     /// How long connecting may take once a name is resolved. Without it, connecting to a peer that
-    /// does not answer fails after 78 seconds.
+    /// does not answer fails after 74 to 78 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

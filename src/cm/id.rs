@@ -243,7 +243,7 @@ impl Id {
     /// Asks the peer for a connection to `qp`:
     /// [`ConnectResponse`](super::EventKind::ConnectResponse),
     /// [`Rejected`](super::EventKind::Rejected) or [`Unreachable`](super::EventKind::Unreachable)
-    /// follows, `Unreachable` after 78 seconds.
+    /// follows, `Unreachable` after 74 to 78 seconds.
     ///
     /// # Errors
     /// EINVAL unless the route is resolved; `InvalidInput` for a queue pair of another device.
