@@ -21,8 +21,8 @@ struct Delivery {
     shared: Arc<Shared>,
 }
 
-/// A runtime that shuts down drops its tasks one after the other. A thread for blocking work waits
-/// for each then.
+/// A runtime that shuts down drops its tasks one after the other. For each of these streams, a
+/// thread of the runtime for blocking work then waits.
 impl Drop for Delivery {
     fn drop(&mut self) {
         wait_in_thread(self.shared.clone());
