@@ -28,11 +28,13 @@ enum Task {
     /// Writes the benchmarks' figures into README and docs
     ///
     /// FILES have JSON that benchmarks printed: counts of libmlx5, and measured times. It replaces
-    /// what docs/*.json has of them. These print it, the last two with `-- --json`:
+    /// what docs/*.json has of them. These print it, the last three with `-- --json`:
     ///   cargo bench --features soft --bench vs_libmlx5, with `-- --json`, `--grid` or `--scale`
     ///   benches/scale/count
     ///   capi/benches/compare, with --instructions to count only
+    ///   cargo xtask kernel-test --kernel 6.12 --group rxe, in the file that it names
     ///   cargo bench -p uverbs-stream --features soft,tokio --bench beside_tcp
+    ///   cargo bench -p uverbs-stream --features soft,tokio --bench system_calls
     ///   cargo bench -p uverbs-cli --bench connect_rate
     #[command(verbatim_doc_comment)]
     Figures { files: Vec<PathBuf> },
