@@ -23,8 +23,8 @@ const _: () = assert!(blocks(ALWAYS as usize + 1) > ALWAYS_BLOCKS);
 
 /// Makes a [`TxQueue`]: from [`ProtectionDomain::create_tx_queue`].
 ///
-/// The defaults: frames of up to 226 bytes, the most that one BlueFlame copy takes; a completion for
-/// every 64th frame, or for each half of a short queue; free-running timestamps; port 1.
+/// The defaults: frames of up to 226 bytes, the most that one BlueFlame copy takes; a completion
+/// for every 64th frame, or for each half of a short queue; free-running timestamps; port 1.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct TxBuilder<C: Clock = FreeRunning> {

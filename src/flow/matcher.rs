@@ -1,5 +1,5 @@
-//! Steering rules in the device's own form: a matcher has a mask and a priority, each of its rules a
-//! value. Mask and value have the layout of `fte_match_param` (PRM, and
+//! Steering rules in the device's own form: a matcher has a mask and a priority, each of its rules
+//! a value. Mask and value have the layout of `fte_match_param` (PRM, and
 //! `struct mlx5_ifc_fte_match_param_bits` of `include/linux/mlx5/mlx5_ifc.h`).
 //!
 //! What the kernel checks is in `drivers/infiniband/hw/mlx5/fs.c`.
@@ -213,10 +213,10 @@ impl<'q> MatchedFlowBuilder<'q> {
     /// Adds the rule.
     ///
     /// # Errors
-    /// EINVAL for a destination that the table does not have, a tag of more than 24 bits, or an object of
-    /// another context; EEXIST if a rule of the same match and priority excludes it, see the
-    /// [module](super); `Unsupported` for what the device lacks; EPERM without CAP_NET_RAW; other
-    /// errors of the kernel.
+    /// EINVAL for a destination that the table does not have, a tag of more than 24 bits, or an
+    /// object of another context; EEXIST if a rule of the same match and priority excludes it, see
+    /// the [module](super); `Unsupported` for what the device lacks; EPERM without CAP_NET_RAW;
+    /// other errors of the kernel.
     pub fn build(self) -> Result<Flow> {
         use flow::create::*;
         let Self { matcher, value, destination, tag, counter, actions, contexts } = self;
