@@ -162,32 +162,39 @@ fn code(name: &str, runtime: usize, symbols: &BTreeMap<usize, String>) -> Result
         {
             continue;
         }
-        let (bare, comment) = instruction.split_once('#').unwrap_or((instruction, ""));
-        let words: Vec<&str> = bare.split_whitespace().collect();
         let offset = start.map_or(0, |start| address - start);
-        let shown = match words[..] {
-            // A jump table of a match: none of these functions ends in a call through a register.
-            ["jmp", target] if target.starts_with("*%") => bare.trim().to_owned(),
-            ["call" | "jmp", target] if target.starts_with('*') || comment.contains('<') => {
-                let callee = indirect(comment, base, symbols);
-                let shown = format!("{} {callee}", words[0]);
-                code.calls.push(callee);
-                shown
-            }
-            [verb @ ("call" | "jmp"), _, ref rest @ ..] if !rest.concat().contains('+') => {
-                let callee = rest.join(" ").trim_matches(['<', '>']).to_owned();
-                code.calls.push(callee.clone());
-                format!("{verb} {callee}")
-            }
-            [jump, _, inside] if jump.starts_with('j') => match inside.split_once('+') {
-                Some((_, target)) => format!("{jump} +{}", target.trim_end_matches('>')),
-                None => format!("{jump} {inside}"),
-            },
-            _ => relative(&words.join(" ")),
-        };
-        code.text += &format!("{offset:4x}  {shown}\n");
+        let (text, callee) = shown(instruction, base, symbols);
+        code.text += &format!("{offset:4x}  {text}\n");
+        code.calls.extend(callee);
     }
     Ok(code)
+}
+
+/// The text of an instruction, and the function that it calls.
+fn shown(
+    instruction: &str,
+    base: usize,
+    symbols: &BTreeMap<usize, String>,
+) -> (String, Option<String>) {
+    let (bare, comment) = instruction.split_once('#').unwrap_or((instruction, ""));
+    let words: Vec<&str> = bare.split_whitespace().collect();
+    match words[..] {
+        // A jump table of a match: none of these functions ends in a call through a register.
+        ["jmp", target] if target.starts_with("*%") => (bare.trim().to_owned(), None),
+        [verb @ ("call" | "jmp"), target] if target.starts_with('*') || comment.contains('<') => {
+            let callee = indirect(comment, base, symbols);
+            (format!("{verb} {callee}"), Some(callee))
+        }
+        [verb @ ("call" | "jmp"), _, ref rest @ ..] if !rest.concat().contains('+') => {
+            let callee = rest.join(" ").trim_matches(['<', '>']).to_owned();
+            (format!("{verb} {callee}"), Some(callee))
+        }
+        [jump, _, inside] if jump.starts_with('j') => match inside.split_once('+') {
+            Some((_, target)) => (format!("{jump} +{}", target.trim_end_matches('>')), None),
+            None => (format!("{jump} {inside}"), None),
+        },
+        _ => (relative(&words.join(" ")), None),
+    }
 }
 
 /// The function behind an entry of the import table, which in this process has its address.
