@@ -65,7 +65,7 @@ impl SteeringTarget for Core {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) context: Context,
-    pub(super) transport: QpType,
+    pub(super) qp_type: QpType,
     pub(super) handle: u32,
     pub(super) number: u32,
     pub(super) events: Arc<Registered>,
@@ -104,14 +104,14 @@ impl Core {
     /// queues so far.
     pub(super) fn in_reset(
         context: Context,
-        transport: QpType,
+        qp_type: QpType,
         [handle, number]: [u32; 2],
         events: Registered,
         path: LocalPath,
         parents: Parents,
     ) -> Self {
         Self {
-            transport,
+            qp_type,
             handle,
             number,
             events: Arc::new(events),
@@ -160,7 +160,7 @@ impl Core {
         let current = self.known_state();
         let target = modify::Target {
             handle: self.handle,
-            transport: self.transport,
+            qp_type: self.qp_type,
             current,
             ece: self.ece.wanted,
             burst,
@@ -187,7 +187,7 @@ impl Core {
     }
 
     pub(super) fn query(&self) -> Result<QpInfo> {
-        modify::query(&self.context, (self.handle, self.transport), self.capacities)
+        modify::query(&self.context, (self.handle, self.qp_type), self.capacities)
     }
 
     /// Takes the queue pair from INIT to RTS. Errors about its state name `verb`.
@@ -202,7 +202,7 @@ impl Core {
     }
 
     pub(super) fn move_to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
-        let needs_peer = matches!(self.transport, QpType::Rc | QpType::Uc | QpType::XrcSend);
+        let needs_peer = matches!(self.qp_type, QpType::Rc | QpType::Uc | QpType::XrcSend);
         if needs_peer && peer.is_none() {
             return Err(Error::invalid("modify_qp", "a connected queue pair needs a peer"));
         }

@@ -31,7 +31,7 @@ const DC_TARGET_ATTRIBUTES: QpAttrMask = QpAttrMask::STATE
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) handle: u32,
-    pub(super) transport: QpType,
+    pub(super) qp_type: QpType,
     pub(super) current: State,
     /// Options of connection establishment (ECE) to ask for.
     pub(super) ece: Option<u32>,
@@ -54,16 +54,16 @@ pub(super) fn modify(
     target: Target,
     attributes: &QpAttributes,
 ) -> Result<Answer> {
-    let Target { handle, transport, current, ece, burst } = target;
+    let Target { handle, qp_type, current, ece, burst } = target;
     let from = attributes.current_state.unwrap_or(current);
     let to = attributes.state.unwrap_or(from);
     check_values(attributes)?;
-    check_device(context, transport, attributes)?;
-    transitions::check(transport, from, to, attributes.mask()).map_err(|wrong| {
-        Error::new(MODIFY, ErrorKind::InvalidInput, wrong.to_string()).asked(transport.to_string())
+    check_device(context, qp_type, attributes)?;
+    transitions::check(qp_type, from, to, attributes.mask()).map_err(|wrong| {
+        Error::new(MODIFY, ErrorKind::InvalidInput, wrong.to_string()).asked(qp_type.to_string())
     })?;
     let command = command(handle, attributes);
-    let becomes_target = transport == QpType::DcTarget && to == State::Rtr;
+    let becomes_target = qp_type == QpType::DcTarget && to == State::Rtr;
     let sent = match (attributes.rate_limit, ece) {
         (None, None) if !becomes_target => {
             context.commands().write(MODIFY, &command).map(|()| Answer::default())
@@ -117,7 +117,7 @@ fn check_values(attributes: &QpAttributes) -> Result<()> {
 }
 
 /// Refuses what the device does not support, before a command is sent.
-fn check_device(context: &Context, transport: QpType, wanted: &QpAttributes) -> Result<()> {
+fn check_device(context: &Context, qp_type: QpType, wanted: &QpAttributes) -> Result<()> {
     let migrates = wanted.alternate_path.is_some() || wanted.migration_state.is_some();
     if migrates && !context.attributes()?.capabilities().contains(DeviceCapFlags::AUTO_PATH_MIG) {
         let cause = "the device has no automatic path migration (AUTO_PATH_MIG)";
@@ -133,9 +133,9 @@ fn check_device(context: &Context, transport: QpType, wanted: &QpAttributes) -> 
     }
     let Some(rate) = wanted.rate_limit else { return Ok(()) };
     let pacing = context.attributes()?.mlx5.packet_pacing_caps;
-    let bit = 1u32.checked_shl(transport as u32).unwrap_or(0);
+    let bit = 1u32.checked_shl(qp_type as u32).unwrap_or(0);
     if pacing.supported_qpts & bit == 0 {
-        let cause = format!("the device has no packet pacing for {transport} queue pairs");
+        let cause = format!("the device has no packet pacing for {qp_type} queue pairs");
         return Err(Error::unsupported(MODIFY, cause).asked(format!("rate_limit {rate} kbit/s")));
     }
     let (least, most) = (pacing.qp_rate_limit_min, pacing.qp_rate_limit_max);
@@ -318,11 +318,11 @@ pub struct QpInfo {
 /// all of them.
 pub(super) fn query(
     context: &Context,
-    (handle, transport): (u32, QpType),
+    (handle, qp_type): (u32, QpType),
     capacities: Capacities,
 ) -> Result<QpInfo> {
     const VERB: &str = "query_qp";
-    let attr_mask = if transport == QpType::DcTarget { DC_TARGET_ATTRIBUTES } else { EVERYTHING };
+    let attr_mask = if qp_type == QpType::DcTarget { DC_TARGET_ATTRIBUTES } else { EVERYTHING };
     let command = QueryQp { response: 0, qp_handle: handle, attr_mask };
     let answer: QueryQpResp = context.commands().write(VERB, &command)?;
     let code = answer.qp_state.0;

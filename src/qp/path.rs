@@ -92,7 +92,7 @@ pub(super) enum Requirement {
 #[derive(Debug, Clone)]
 pub(super) struct LocalPath {
     pub(super) options: PathOptions,
-    transport: QpType,
+    qp_type: QpType,
     requirement: Requirement,
     psn: u32,
     found: OnceLock<Found>,
@@ -124,13 +124,13 @@ impl Found {
 impl LocalPath {
     pub(super) fn resolve(
         context: &Context,
-        transport: QpType,
+        qp_type: QpType,
         options: PathOptions,
         requirement: Requirement,
     ) -> Result<Self> {
         let psn = options.psn.unwrap_or_else(random_psn) & 0xff_ffff;
         let found = OnceLock::new();
-        let path = Self { options, transport, requirement, psn, found };
+        let path = Self { options, qp_type, requirement, psn, found };
         match requirement {
             Requirement::Needed => path.found(context).map(drop)?,
             Requirement::Optional => context.require_port("create_qp", options.port)?,
@@ -161,7 +161,7 @@ impl LocalPath {
         let link = port.link_layer();
         // RoCE needs a GID. InfiniBand within a subnet does not, and frames have none.
         let optional = link == LinkLayer::InfiniBand
-            || self.transport == QpType::RawPacket
+            || self.qp_type == QpType::RawPacket
             || self.requirement == Requirement::Optional;
         let found = match options.gid_index {
             None => context.best_gid(options.port, link),
@@ -184,7 +184,7 @@ impl LocalPath {
 
     pub(super) fn endpoint(&self, context: &Context, qpn: u32) -> Endpoint {
         let found = self.found_or_nothing(context);
-        let datagram = self.transport == QpType::Ud;
+        let datagram = self.qp_type == QpType::Ud;
         Endpoint {
             link_layer: found.link,
             lid: found.lid,
@@ -202,7 +202,7 @@ impl LocalPath {
 
     pub(super) fn to_init(&self) -> QpAttributes {
         let init = QpAttributes::to(State::Init).port(self.options.port);
-        match self.transport {
+        match self.qp_type {
             QpType::RawPacket => init,
             QpType::Ud => init.pkey_index(self.options.pkey_index).qkey(self.options.qkey),
             QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcReceive => {
@@ -225,7 +225,7 @@ impl LocalPath {
                 .remote_qpn(peer.qpn)
                 .receive_psn(peer.psn))
         };
-        match self.transport {
+        match self.qp_type {
             QpType::Ud | QpType::RawPacket => Ok(rtr),
             QpType::Uc | QpType::XrcSend => connected(),
             QpType::DcInitiator => Ok(rtr.path_mtu(found.mtu)),
@@ -247,7 +247,7 @@ impl LocalPath {
     ) -> Result<QpAttributes> {
         let rts = QpAttributes::to(State::Rts);
         let reads = peer.map_or(u8::MAX, |peer| peer.responder_reads);
-        Ok(match self.transport {
+        Ok(match self.qp_type {
             QpType::RawPacket => rts,
             QpType::Uc | QpType::Ud => rts.send_psn(self.psn),
             QpType::XrcReceive => rts.send_psn(self.psn).timeout(self.options.timeout),

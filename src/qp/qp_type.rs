@@ -26,10 +26,10 @@ pub trait Connected: QueuePairType {}
 pub trait Unconnected: QueuePairType {}
 
 macro_rules! kinds {
-    ($($kind:ident: $transport:ident, $receives:literal;)*) => {$(
+    ($($kind:ident: $type:ident, $receives:literal;)*) => {$(
         impl sealed::Sealed for $kind {}
         impl QueuePairType for $kind {
-            const TYPE: QpType = QpType::$transport;
+            const TYPE: QpType = QpType::$type;
             const HAS_RECEIVES: bool = $receives;
         }
     )*};

@@ -64,7 +64,7 @@ pub(super) struct Queues<T: QueuePairType, R: Register> {
 impl<T: QueuePairType, L: Layer, R: Register> fmt::Debug for QueuePair<T, L, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePair")
-            .field("transport", &T::TYPE)
+            .field("qp_type", &T::TYPE)
             .field("number", &format_args!("{:#x}", self.core.number))
             .field("state", &self.core.known_state())
             .finish_non_exhaustive()
