@@ -89,51 +89,70 @@ fn tables_lead_only_to_higher_levels() {
     }
 }
 
+/// The capabilities of flow tables for received frames.
+fn capabilities(driver: &mut Driver) -> Vec<u8> {
+    driver.done(Input::new(0x100, 16).set(header::OP_MOD, 7 << 1), 16 + 4096)
+}
+
+fn capability(shown: &[u8], field: Field) -> u64 {
+    field.at(0x80 + 0x200).get(shown)
+}
+
+fn table_of_size(log_size: u64) -> Input {
+    Input::new(0x930, 64).set(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT), log_size)
+}
+
+/// A new entry with this action, and a list of 65 equal destinations or counters.
+fn with_list((table, group): (u32, u32), action: u64, item: u64) -> Input {
+    let input = Input::new(0x936, 832 + 8 * 65)
+        .set(set_fte_in::TABLE_ID, table.into())
+        .set(flow_context::GROUP_ID.at(ENTRY), group.into())
+        .set(flow_context::ACTION.at(ENTRY), action);
+    (0..65).fold(input, |input, index| input.set(field(DESTINATIONS + 64 * index, 32), item))
+}
+
 #[test]
-fn more_than_the_device_announces_is_refused() {
+fn larger_and_higher_tables_than_the_device_announces_are_refused() {
     let mut driver = driver();
-    let shown = driver.done(Input::new(0x100, 16).set(header::OP_MOD, 7 << 1), 16 + 4096);
-    let most = |field: Field| 1 << field.at(0x80 + 0x200).get(&shown);
-    let log_size = flow_table_properties::LOG_MAX_FT_SIZE.at(0x80 + 0x200).get(&shown);
-    let sized = |log_size| {
-        Input::new(0x930, 64).set(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT), log_size)
-    };
-    assert_eq!(status(&mut driver, sized(log_size)), 0);
-    assert_eq!(status(&mut driver, sized(log_size + 1)), BAD_PARAMETER);
+    let shown = capabilities(&mut driver);
+    let most = capability(&shown, flow_table_properties::LOG_MAX_FT_SIZE);
+    assert_eq!(status(&mut driver, table_of_size(most)), 0);
+    assert_eq!(status(&mut driver, table_of_size(most + 1)), BAD_PARAMETER);
 
-    let table = table(&mut driver);
-    let counter = driver.done(Input::new(0x939, 16), 16);
-    let counters = |count: u64| {
-        let input = Input::new(0x936, 832 + 8 * 65)
-            .set(set_fte_in::TABLE_ID, table.0.into())
-            .set(flow_context::GROUP_ID.at(ENTRY), table.1.into())
-            .set(flow_context::ACTION.at(ENTRY), DROP | COUNT)
-            .set(flow_context::FLOW_COUNTER_LIST_SIZE.at(ENTRY), count);
-        (0..65).fold(input, |input, index| {
-            let number = flow_counter::ID.get(&counter);
-            input.set(field(DESTINATIONS + 64 * index, 32), number)
-        })
-    };
-    let most_counters = most(flow_table_properties::LOG_MAX_FLOW_COUNTER);
-    assert_eq!(status(&mut driver, counters(most_counters + 1)), BAD_PARAMETER);
-    assert_eq!(status(&mut driver, counters(most_counters)), 0);
-
-    let levels = flow_table_properties::MAX_FT_LEVEL.at(0x80 + 0x200).get(&shown);
-    let on = |level| sized(0).set(flow_table_context::LEVEL.at(TABLE_CONTEXT), level);
+    let levels = capability(&shown, flow_table_properties::MAX_FT_LEVEL);
+    let on = |level| table_of_size(0).set(flow_table_context::LEVEL.at(TABLE_CONTEXT), level);
+    assert_eq!(status(&mut driver, on(levels - 1)), 0);
     assert_eq!(status(&mut driver, on(levels)), BAD_PARAMETER);
-    let next = driver.create(on(levels - 1));
-    let destinations = |count: u64| {
-        let input = counters(0)
-            .set(set_fte_in::FLOW_INDEX, 1)
-            .set(flow_context::ACTION.at(ENTRY), FORWARD)
-            .set(flow_context::DESTINATION_LIST_SIZE.at(ENTRY), count);
-        (0..65).fold(input, |input, index| {
-            input.set(field(DESTINATIONS + 64 * index, 32), 1 << 24 | u64::from(next))
-        })
+}
+
+#[test]
+fn more_counters_than_the_device_announces_are_refused() {
+    let mut driver = driver();
+    let shown = capabilities(&mut driver);
+    let most = 1 << capability(&shown, flow_table_properties::LOG_MAX_FLOW_COUNTER);
+    let table = table(&mut driver);
+    let counter = flow_counter::ID.get(&driver.done(Input::new(0x939, 16), 16));
+    let counters = |count: u64| {
+        with_list(table, DROP | COUNT, counter)
+            .set(flow_context::FLOW_COUNTER_LIST_SIZE.at(ENTRY), count)
     };
-    let most_destinations = most(flow_table_properties::LOG_MAX_DESTINATION);
-    assert_eq!(status(&mut driver, destinations(most_destinations + 1)), BAD_PARAMETER);
-    assert_eq!(status(&mut driver, destinations(most_destinations)), 0);
+    assert_eq!(status(&mut driver, counters(most + 1)), BAD_PARAMETER);
+    assert_eq!(status(&mut driver, counters(most)), 0);
+}
+
+#[test]
+fn more_destinations_than_the_device_announces_are_refused() {
+    let mut driver = driver();
+    let shown = capabilities(&mut driver);
+    let most = 1 << capability(&shown, flow_table_properties::LOG_MAX_DESTINATION);
+    let table = table(&mut driver);
+    let next = table_of_size(0).set(flow_table_context::LEVEL.at(TABLE_CONTEXT), 1);
+    let next = 1 << 24 | u64::from(driver.create(next));
+    let destinations = |count: u64| {
+        with_list(table, FORWARD, next).set(flow_context::DESTINATION_LIST_SIZE.at(ENTRY), count)
+    };
+    assert_eq!(status(&mut driver, destinations(most + 1)), BAD_PARAMETER);
+    assert_eq!(status(&mut driver, destinations(most)), 0);
 }
 
 #[test]
