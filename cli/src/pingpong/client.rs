@@ -9,7 +9,7 @@ use uverbs::qp::PostFlags;
 use super::protocol::{Hello, Memory, Ready, Step, Verified, Welcome};
 use super::report::Report;
 use super::slots::End;
-use super::{Game, SERVICE};
+use super::{Plan, SERVICE};
 use crate::args::{Op, Pingpong};
 use crate::device::{self, Chosen};
 use crate::failure::{Failure, Outcome};
@@ -19,33 +19,33 @@ use crate::pattern;
 use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Runs the client of the server at `host`.
-pub(super) fn run(arguments: &Pingpong, game: Game, host: &str) -> Outcome {
+pub(super) fn run(arguments: &Pingpong, plan: Plan, host: &str) -> Outcome {
     let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
     let code = Code::to_connect(&arguments.pair.code);
     let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
-    play(&chosen, peer, game, arguments.events)?.print(arguments.pair.json)
+    play(&chosen, peer, plan, arguments.events)?.print(arguments.pair.json)
 }
 
 /// Runs the client of a server that it starts itself.
-pub(super) fn run_with_server(arguments: &Pingpong, game: Game) -> Outcome {
+pub(super) fn run_with_server(arguments: &Pingpong, plan: Plan) -> Outcome {
     let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
     let mode = if arguments.events { "--events" } else { "--poll" };
     let mut server = Server::start(SERVICE, &chosen, &[mode])?;
-    let report = play(&chosen, server.connect()?, game, arguments.events)?;
+    let report = play(&chosen, server.connect()?, plan, arguments.events)?;
     server.finish()?;
     report.print(arguments.pair.json)
 }
 
 /// Exchanges messages with the server at the other end of `peer`.
-pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) -> Outcome<Report> {
-    let mut end = End::new(chosen, peer, game, sleeps)?;
+pub(super) fn play(chosen: &Chosen, peer: Rendezvous, plan: Plan, sleeps: bool) -> Outcome<Report> {
+    let mut end = End::new(chosen, peer, plan, sleeps)?;
     let played = run_game(&mut end);
     let (latency, elapsed, server) =
         played.inspect_err(|failure| end.peer.abort(&failure.to_string()))?;
     Ok(Report::new(
         chosen,
         end.peer.peer(),
-        game,
+        plan,
         sleeps,
         end.verified() + server,
         elapsed,
@@ -56,7 +56,7 @@ pub(super) fn play(chosen: &Chosen, peer: Rendezvous, game: Game, sleeps: bool) 
 /// Connects, exchanges the messages and ends. Returns the latencies, the time of all messages, and
 /// the bytes that the server verified.
 fn run_game(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
-    let hello = Hello::new(end.game, end.link.endpoint()?, end.link.remote()?);
+    let hello = Hello::new(end.plan, end.link.endpoint()?, end.link.remote()?);
     end.peer.send(&hello)?;
     end.link.accept(&mut end.peer)?;
     let welcome: Welcome = end.peer.receive()?;
@@ -75,10 +75,10 @@ fn exchange(end: &mut End, there: Memory) -> Outcome<(Latency, u64)> {
     let mut latency = Latency::new();
     let mut counter = 0;
     // The server's program does not see these operations.
-    let is_one_sided = matches!(end.game.op, Op::Read | Op::Atomic);
+    let is_one_sided = matches!(end.plan.op, Op::Read | Op::Atomic);
     let mut last_sign = Instant::now();
-    for message in 0..end.game.iters {
-        let time = match end.game.op {
+    for message in 0..end.plan.iters {
+        let time = match end.plan.op {
             Op::Send | Op::Write | Op::WriteImm => there_and_back(end, message, there),
             Op::Read => read(end, message, there),
             Op::Atomic => atomic(end, message, there, &mut counter),

@@ -15,7 +15,7 @@ use uverbs::gid::GidReason;
 use uverbs::qp::PostFlags;
 use uverbs::{Endpoint, Gid, Mtu, op};
 
-use super::Game;
+use super::Plan;
 use super::report::Report;
 use crate::args::{Op, Pingpong};
 use crate::device::{self, Chosen};
@@ -40,15 +40,15 @@ const DONE: &[u8; 5] = b"done\0";
 const ADDRESS: usize = 52;
 
 /// Runs either end.
-pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
-    if game.op != Op::Send || arguments.events {
+pub(super) fn run(arguments: &Pingpong, plan: Plan) -> Outcome {
+    if plan.op != Op::Send || arguments.events {
         return Err(Failure::usage("--peer ibv goes with --op send and --poll only"));
     }
     if arguments.host.is_none() && arguments.pair.listen.is_none() {
         return Err(Failure::usage("--peer ibv needs a HOST or --listen"));
     }
     let chosen = device::choose(&arguments.pair.choice)?;
-    let mut end = End::new(&chosen, game)?;
+    let mut end = End::new(&chosen, plan)?;
     match (&arguments.host, arguments.pair.listen) {
         (Some(host), _) => end.meet_server(host, arguments.port)?,
         (None, address) => end.meet_client(arguments, address.unwrap_or(LOOPBACK))?,
@@ -57,13 +57,13 @@ pub(super) fn run(arguments: &Pingpong, game: Game) -> Outcome {
     let latency = end.play(arguments.host.is_some()).map_err(|failure| end.rounds_of(failure))?;
     let elapsed = began.elapsed();
     let peer = arguments.host.clone().unwrap_or_else(|| "ibv_rc_pingpong".into());
-    Report::new(&chosen, peer, game, false, end.verified, elapsed, latency)
+    Report::new(&chosen, peer, plan, false, end.verified, elapsed, latency)
         .print(arguments.pair.json)
 }
 
 struct End {
     link: Link,
-    game: Game,
+    plan: Plan,
     scratch: Vec<u8>,
     verified: u64,
     /// Round trips that are over.
@@ -76,8 +76,8 @@ struct End {
 }
 
 impl End {
-    fn new(chosen: &Chosen, game: Game) -> Outcome<Self> {
-        let bytes = stride(game) * (1 + SLOTS as usize);
+    fn new(chosen: &Chosen, plan: Plan) -> Outcome<Self> {
+        let bytes = stride(plan) * (1 + SLOTS as usize);
         let shape = Shape {
             bytes,
             sends: 4,
@@ -86,10 +86,10 @@ impl End {
             inline_bytes: USUAL_INLINE,
         };
         let mut link = Link::new(chosen, shape)?;
-        (0..SLOTS).try_for_each(|message| link.receive(Some(incoming(game, message))))?;
-        let scratch = vec![0; game.size as usize];
+        (0..SLOTS).try_for_each(|message| link.receive(Some(incoming(plan, message))))?;
+        let scratch = vec![0; plan.size as usize];
         let is_global = chosen.gid.reason != GidReason::InfiniBandDefault;
-        Ok(Self { link, game, scratch, verified: 0, played: 0, sending: 0, is_global })
+        Ok(Self { link, plan, scratch, verified: 0, played: 0, sending: 0, is_global })
     }
 
     fn meet_server(&mut self, host: &str, port: u16) -> Outcome {
@@ -157,7 +157,7 @@ impl End {
     /// Adds the likeliest cause to a failure in the middle of a run: the ends do not exchange their
     /// number of round trips.
     fn rounds_of(&self, failure: Failure) -> Failure {
-        let Game { iters, .. } = self.game;
+        let Plan { iters, .. } = self.plan;
         match failure {
             Failure::Failed(text) if self.played < iters => Failure::failed(format!(
                 "{text} (after {} of {iters} round trips: ibv_rc_pingpong needs -n {iters})",
@@ -170,7 +170,7 @@ impl End {
     /// Bounces all messages, and returns the times of the rounds.
     fn play(&mut self, begins: bool) -> Outcome<Latency> {
         let mut latency = Latency::new();
-        for message in 0..self.game.iters {
+        for message in 0..self.plan.iters {
             let began = Instant::now();
             if begins {
                 self.send(pattern::question(message))?;
@@ -187,7 +187,7 @@ impl End {
                 }
                 self.send(pattern::answer(message))?;
             }
-            self.link.receive(Some(incoming(self.game, message)))?;
+            self.link.receive(Some(incoming(self.plan, message)))?;
             self.played += 1;
         }
         while self.sending > 0 {
@@ -200,7 +200,7 @@ impl End {
         pattern::fill(&mut self.scratch, number);
         self.link.memory().write(0, &self.scratch)?;
         self.sending += 1;
-        let range = LocalRange { offset: 0, length: self.game.size as usize };
+        let range = LocalRange { offset: 0, length: self.plan.size as usize };
         self.link.post(op::Send, range, PostFlags::SIGNALED)
     }
 
@@ -226,14 +226,14 @@ impl End {
     }
 
     fn verify(&mut self, message: u64, number: u64) -> Outcome {
-        let range = incoming(self.game, message);
+        let range = incoming(self.plan, message);
         self.link.memory().read(range.offset, &mut self.scratch)?;
         if let Some(at) = pattern::first_difference(&self.scratch, number) {
             return Err(Failure::failed(format!(
                 "message {message} arrived with wrong contents from byte {at} on"
             )));
         }
-        self.verified += u64::from(self.game.size);
+        self.verified += u64::from(self.plan.size);
         Ok(())
     }
 }
@@ -241,13 +241,13 @@ impl End {
 /// The longest wait for an answer.
 const SILENCE: Duration = Duration::from_secs(20);
 
-fn stride(game: Game) -> usize {
-    (game.size as usize).next_multiple_of(64)
+fn stride(plan: Plan) -> usize {
+    (plan.size as usize).next_multiple_of(64)
 }
 
-fn incoming(game: Game, message: u64) -> LocalRange {
-    let offset = stride(game) * (1 + (message % SLOTS) as usize);
-    LocalRange { offset, length: game.size as usize }
+fn incoming(plan: Plan, message: u64) -> LocalRange {
+    let offset = stride(plan) * (1 + (message % SLOTS) as usize);
+    LocalRange { offset, length: plan.size as usize }
 }
 
 /// `LID:QPN:PSN:GID` and a zero.

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Outcome};
 
 /// The parameters of a run, agreed between the ends.
 #[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
-struct Game {
+struct Plan {
     op: Op,
     size: u32,
     iters: u64,
@@ -30,7 +30,7 @@ const SERVICE: &str = "pingpong";
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Pingpong) -> Outcome {
-    let game = game(arguments)?;
+    let plan = plan(arguments)?;
     if arguments.pair.code.is_given() && (arguments.peer == Peer::Ibv || !has_other_end(arguments))
     {
         return Err(Failure::usage(
@@ -43,11 +43,11 @@ pub(crate) fn run(arguments: &Pingpong) -> Outcome {
         ));
     }
     match &arguments.host {
-        _ if arguments.peer == Peer::Ibv => ibv::run(arguments, game),
-        Some(host) => client::run(arguments, game, host),
+        _ if arguments.peer == Peer::Ibv => ibv::run(arguments, plan),
+        Some(host) => client::run(arguments, plan, host),
         None => match arguments.pair.listen {
             Some(address) => server::run(arguments, address),
-            None => client::run_with_server(arguments, game),
+            None => client::run_with_server(arguments, plan),
         },
     }
 }
@@ -56,7 +56,7 @@ fn has_other_end(arguments: &Pingpong) -> bool {
     arguments.host.is_some() || arguments.pair.listen.is_some()
 }
 
-fn game(arguments: &Pingpong) -> Outcome<Game> {
+fn plan(arguments: &Pingpong) -> Outcome<Plan> {
     let (usual_size, usual_iters) = match arguments.peer {
         Peer::Uverbs => (DEFAULT_SIZE, DEFAULT_ITERS),
         Peer::Ibv => (ibv::DEFAULT_SIZE, ibv::DEFAULT_ITERS),
@@ -70,5 +70,5 @@ fn game(arguments: &Pingpong) -> Outcome<Game> {
         }
         (_, size) => size.unwrap_or(usual_size),
     };
-    Ok(Game { op: arguments.op, size, iters: arguments.iters.unwrap_or(usual_iters) })
+    Ok(Plan { op: arguments.op, size, iters: arguments.iters.unwrap_or(usual_iters) })
 }

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use uverbs::Remote;
 
-use super::{Game, SERVICE};
+use super::{Plan, SERVICE};
 use crate::failure::{Failure, Outcome};
 use crate::rendezvous::require_version;
 
@@ -16,7 +16,8 @@ const VERSION: u32 = 2;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pingpong_version: u32,
-    pub(super) game: Game,
+    #[serde(rename = "game")]
+    pub(super) plan: Plan,
     /// The client's queue pair, in the library's endpoint encoding, hexadecimal.
     pub(super) endpoint: String,
     pub(super) memory: Memory,
@@ -62,20 +63,20 @@ pub(super) struct Verified {
 }
 
 impl Hello {
-    pub(super) fn new(game: Game, endpoint: String, memory: Remote) -> Self {
-        Self { pingpong_version: VERSION, game, endpoint, memory: memory.into() }
+    pub(super) fn new(plan: Plan, endpoint: String, memory: Remote) -> Self {
+        Self { pingpong_version: VERSION, plan, endpoint, memory: memory.into() }
     }
 
     /// The run's parameters, if this end supports them.
-    pub(super) fn checked(&self) -> Outcome<Game> {
+    pub(super) fn checked(&self) -> Outcome<Plan> {
         require_version(SERVICE, self.pingpong_version, VERSION)?;
-        if self.game.size == 0 || self.game.size > 1 << 30 {
+        if self.plan.size == 0 || self.plan.size > 1 << 30 {
             return Err(Failure::failed(format!(
                 "the peer asks for messages of {} bytes",
-                self.game.size
+                self.plan.size
             )));
         }
-        Ok(self.game)
+        Ok(self.plan)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Game;
+use super::Plan;
 use crate::args::Op;
 use crate::device::{Chosen, DeviceReport};
 use crate::failure::Outcome;
@@ -32,11 +32,11 @@ pub(super) struct Report {
 }
 
 impl Report {
-    #[allow(clippy::too_many_arguments, reason = "one call, right after the game")]
+    #[allow(clippy::too_many_arguments, reason = "one call, right after the plan")]
     pub(super) fn new(
         chosen: &Chosen,
         peer: String,
-        game: Game,
+        plan: Plan,
         sleeps: bool,
         bytes_verified: u64,
         elapsed: Duration,
@@ -48,13 +48,13 @@ impl Report {
             gid_index: chosen.gid.entry.index,
             gid_reason: chosen.gid.reason.to_string(),
             peer,
-            op: game.op,
-            size: game.size,
-            iters: game.iters,
+            op: plan.op,
+            size: plan.size,
+            iters: plan.iters,
             mode: if sleeps { "events" } else { "poll" },
             bytes_verified,
             seconds: elapsed.as_secs_f64(),
-            round_trips_per_second: game.iters as f64 / elapsed.as_secs_f64().max(1e-9),
+            round_trips_per_second: plan.iters as f64 / elapsed.as_secs_f64().max(1e-9),
             latency: latency.percentiles(),
             device_line: chosen.device_line(),
         }

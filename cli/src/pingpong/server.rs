@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::protocol::{Hello, Memory, Ready, Step, Verified, Welcome};
 use super::slots::End;
-use super::{Game, SERVICE};
+use super::{Plan, SERVICE};
 use crate::args::{Op, Pingpong};
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
@@ -34,8 +34,8 @@ pub(super) fn run(arguments: &Pingpong, address: IpAddr) -> Outcome {
 
 fn serve(chosen: &Chosen, mut peer: Rendezvous, arguments: &Pingpong) -> Outcome<u64> {
     let hello: Hello = peer.receive()?;
-    let game = hello.checked()?;
-    let mut end = End::new(chosen, peer, game, arguments.events)?;
+    let plan = hello.checked()?;
+    let mut end = End::new(chosen, peer, plan, arguments.events)?;
     let played = play(&mut end, &hello, arguments.pair.json);
     if let Err(failure) = &played {
         end.peer.abort(&failure.to_string());
@@ -45,7 +45,7 @@ fn serve(chosen: &Chosen, mut peer: Rendezvous, arguments: &Pingpong) -> Outcome
 
 fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
     end.link.connect(&hello.endpoint, &mut end.peer)?;
-    let is_exposed = matches!(end.game.op, Op::Read);
+    let is_exposed = matches!(end.plan.op, Op::Read);
     if is_exposed {
         (0..2).try_for_each(|message| end.prepare(message, message))?;
     }
@@ -55,8 +55,8 @@ fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
     if !json {
         print(format_args!("peer      {}", end.peer.peer()))?;
     }
-    if matches!(end.game.op, Op::Send | Op::Write | Op::WriteImm) {
-        answer(end, end.game, hello.memory)?;
+    if matches!(end.plan.op, Op::Send | Op::Write | Op::WriteImm) {
+        answer(end, end.plan, hello.memory)?;
     }
     // RDMA READs and atomics are answered by the device itself.
     let counter = loop {
@@ -65,14 +65,14 @@ fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
             Step::Done { counter } => break counter,
         }
     };
-    if end.game.op == Op::Atomic {
+    if end.plan.op == Op::Atomic {
         verify_counter(end, counter)?;
     }
     end.peer.send(&Verified { bytes: end.verified() })
 }
 
-fn answer(end: &mut End, game: Game, there: Memory) -> Outcome {
-    for message in 0..game.iters {
+fn answer(end: &mut End, plan: Plan, there: Memory) -> Outcome {
+    for message in 0..plan.iters {
         end.prepare(message, pattern::answer(message))?;
         end.arrival(message)?;
         end.send(message, there)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uverbs::op;
 use uverbs::qp::{Immediate, PostFlags};
 
-use super::Game;
+use super::Plan;
 use super::protocol::Memory;
 use crate::args::Op;
 use crate::device::Chosen;
@@ -33,7 +33,7 @@ const LASTING: Duration = Duration::from_secs(1);
 pub(super) struct End {
     pub(super) link: Link,
     pub(super) peer: Rendezvous,
-    pub(super) game: Game,
+    pub(super) plan: Plan,
     scratch: Vec<u8>,
     verified: u64,
 }
@@ -43,25 +43,25 @@ impl End {
     pub(super) fn new(
         chosen: &Chosen,
         peer: Rendezvous,
-        game: Game,
+        plan: Plan,
         sleeps: bool,
     ) -> Outcome<Self> {
-        if u64::from(game.size) > u64::from(chosen.attributes.max_message()) {
+        if u64::from(plan.size) > u64::from(chosen.attributes.max_message()) {
             let most = chosen.attributes.max_message();
             return Err(Failure::usage(format!("the device's messages have at most {most} bytes")));
         }
-        let bytes = stride(game) * 2 * SLOTS as usize;
+        let bytes = stride(plan) * 2 * SLOTS as usize;
         let (sends, receives) = (SENDS, SLOTS as u32 * 2);
         let shape = Shape { bytes, sends, receives, sleeps, inline_bytes: USUAL_INLINE };
         let link = Link::new(chosen, shape)?;
-        let mut end = Self { link, peer, game, scratch: vec![0; game.size as usize], verified: 0 };
+        let mut end = Self { link, peer, plan, scratch: vec![0; plan.size as usize], verified: 0 };
         (0..SLOTS).try_for_each(|message| end.receive(message))?;
         Ok(end)
     }
 
     /// Posts the receive for message `message`, if the operation uses receives.
     fn receive(&mut self, message: u64) -> Outcome {
-        match self.game.op {
+        match self.plan.op {
             Op::Send => self.link.receive(Some(self.incoming(message))),
             Op::WriteImm => self.link.receive(None),
             Op::Write | Op::Read | Op::Atomic => Ok(()),
@@ -70,19 +70,19 @@ impl End {
 
     /// The range in which message `message` is prepared.
     pub(super) fn outgoing(&self, message: u64) -> LocalRange {
-        let offset = (message % SLOTS) as usize * stride(self.game);
-        LocalRange { offset, length: self.game.size as usize }
+        let offset = (message % SLOTS) as usize * stride(self.plan);
+        LocalRange { offset, length: self.plan.size as usize }
     }
 
     /// The range in which the peer's message `message` arrives.
     pub(super) fn incoming(&self, message: u64) -> LocalRange {
-        let offset = (SLOTS + message % SLOTS) as usize * stride(self.game);
-        LocalRange { offset, length: self.game.size as usize }
+        let offset = (SLOTS + message % SLOTS) as usize * stride(self.plan);
+        LocalRange { offset, length: self.plan.size as usize }
     }
 
     /// Prepares message `message` with the pattern `number`.
     pub(super) fn prepare(&mut self, message: u64, number: u64) -> Outcome {
-        compose(self.game.op, &mut self.scratch, message, number);
+        compose(self.plan.op, &mut self.scratch, message, number);
         let at = self.outgoing(message).offset;
         Ok(self.link.memory().write(at, &self.scratch)?)
     }
@@ -96,7 +96,7 @@ impl End {
         };
         let range = self.outgoing(message);
         let remote = there.at(self.incoming(message).offset);
-        match self.game.op {
+        match self.plan.op {
             Op::Write => self.link.post(op::Write(remote), range, flags),
             Op::WriteImm => self.link.post(
                 op::WriteImmediate(remote, Immediate::from_u32(message as u32)),
@@ -109,17 +109,17 @@ impl End {
 
     /// Waits until message `message` has arrived.
     pub(super) fn arrival(&mut self, message: u64) -> Outcome {
-        if self.game.op == Op::Write {
+        if self.plan.op == Op::Write {
             let range = self.incoming(message);
             let (last, expected) = (range.offset + range.length - 1, pattern::last_byte(message));
             return self.link.next_write(&mut self.peer, last, expected, |_| {});
         }
         let completion = self.link.next_receive(&mut self.peer)?;
-        if self.game.op == Op::Send && completion.byte_len() != self.game.size {
+        if self.plan.op == Op::Send && completion.byte_len() != self.plan.size {
             return Err(Failure::failed(format!(
                 "message {message} has {} bytes instead of {}",
                 completion.byte_len(),
-                self.game.size
+                self.plan.size
             )));
         }
         match completion.immediate() {
@@ -137,7 +137,7 @@ impl End {
     /// message after the next.
     pub(super) fn verify(&mut self, message: u64, number: u64) -> Outcome {
         let range = self.incoming(message);
-        let op = self.game.op;
+        let op = self.plan.op;
         self.verify_at(range, message, |scratch| difference(op, scratch, message, number))?;
         self.receive(message)
     }
@@ -177,8 +177,8 @@ impl End {
 }
 
 /// Slots start at cache lines.
-fn stride(game: Game) -> usize {
-    (game.size as usize).next_multiple_of(64)
+fn stride(plan: Plan) -> usize {
+    (plan.size as usize).next_multiple_of(64)
 }
 
 fn compose(op: Op, buffer: &mut [u8], message: u64, number: u64) {
