@@ -32,7 +32,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    #[allow(clippy::too_many_arguments, reason = "one call, right after the plan")]
+    #[allow(clippy::too_many_arguments, reason = "one call, at the end of a run")]
     pub(super) fn new(
         chosen: &Chosen,
         peer: String,
