@@ -43,14 +43,14 @@ pub(crate) struct Uars {
 #[derive(Debug)]
 enum Kind {
     /// Pages are objects. These are the registers that no queue has.
-    Dynamic(Lock<Vec<Free>>),
+    Dynamic(Lock<Vec<Location>>),
     /// Pages were fixed at open; the kernel chooses registers.
     Static { pages: Vec<Arc<Mapping>>, uars_per_page: u32, page_size: usize },
 }
 
-/// A page that was allocated, or a register of it.
+/// Where a register is.
 #[derive(Debug, Clone)]
-struct Free {
+struct Location {
     mapping: Arc<Mapping>,
     page_id: u32,
     index: u32,
@@ -78,7 +78,7 @@ pub(crate) struct Page {
 #[derive(Debug)]
 pub(crate) struct Register {
     uars: Arc<Uars>,
-    place: Free,
+    location: Location,
     is_claimed: AtomicBool,
     /// The lock of queues that share the register.
     disowned: OnceLock<Listed<SharedBlueFlame>>,
@@ -159,16 +159,16 @@ impl Uars {
         let mut free = free.lock().ok_or_else(|| fork::forked(VERB))?;
         if free.is_empty() {
             let page = self.new_page()?;
-            free.extend((0..USABLE).rev().map(|index| Free { index, ..page.clone() }));
+            free.extend((0..USABLE).rev().map(|index| Location { index, ..page.clone() }));
         }
-        let place = free.pop().ok_or_else(no_page)?;
-        Ok(Some(self.register(place)))
+        let location = free.pop().ok_or_else(no_page)?;
+        Ok(Some(self.register(location)))
     }
 
-    /// A page of BlueFlame registers; of plain doorbells where the machine has no write combining
+    /// The first register of a new page. It is a page of BlueFlame registers; of plain doorbells where the machine has no write combining
     /// (the kernel tests that once and refuses BlueFlame pages with EOPNOTSUPP: many virtual
     /// machines).
-    fn new_page(&self) -> Result<Free> {
+    fn new_page(&self) -> Result<Location> {
         let (page, half) = match Page::allocate(&self.commands, UarAllocType::BF) {
             Ok(page) => (page, self.register_bytes / 2),
             Err(error) if error.kind() == ErrorKind::Unsupported => {
@@ -178,7 +178,7 @@ impl Uars {
             Err(error) => return Err(error),
         };
         let page = page.until_close();
-        Ok(Free { mapping: page.mapping.clone(), page_id: page.id, index: 0, half })
+        Ok(Location { mapping: page.mapping.clone(), page_id: page.id, index: 0, half })
     }
 
     /// The register that an older kernel chose for a queue (`bfreg_index` in the kernel's answer).
@@ -194,18 +194,18 @@ impl Uars {
         }
         let index = bfreg % PER_UAR + (in_page as u32 / self.register_bytes.max(1));
         let mapping = page.clone();
-        Ok(self.register(Free { mapping, page_id: bfreg, index, half: 0 }))
+        Ok(self.register(Location { mapping, page_id: bfreg, index, half: 0 }))
     }
 
-    fn register(self: &Arc<Self>, place: Free) -> Register {
+    fn register(self: &Arc<Self>, location: Location) -> Register {
         let (is_claimed, disowned) = (AtomicBool::new(false), OnceLock::new());
-        Register { uars: self.clone(), place, is_claimed, disowned }
+        Register { uars: self.clone(), location, is_claimed, disowned }
     }
 
-    fn give_back(&self, place: &Free) {
+    fn give_back(&self, location: &Location) {
         let Kind::Dynamic(free) = &self.kind else { return };
         if let Some(mut free) = free.lock() {
-            free.push(place.clone());
+            free.push(location.clone());
         }
     }
 }
@@ -218,12 +218,12 @@ impl Register {
 
     /// Id of the page, for the creation of the queue.
     pub(crate) fn page_id(&self) -> u32 {
-        self.place.page_id
+        self.location.page_id
     }
 
     /// Address of the register, and bytes per half: 0 where it takes doorbells only.
     pub(crate) fn address(&self) -> (*mut u8, u32) {
-        let Free { mapping, index, half, .. } = &self.place;
+        let Location { mapping, index, half, .. } = &self.location;
         let offset = BLUEFLAME_OFFSET + *index as usize * self.uars.register_bytes as usize;
         (mapping.as_ptr().wrapping_add(offset), *half)
     }
@@ -231,7 +231,7 @@ impl Register {
     /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once,
     /// if it has halves.
     pub(super) fn claim(&self) -> Option<(*mut u8, u32)> {
-        if self.is_claimed.swap(true, Ordering::Relaxed) && self.place.half != 0 {
+        if self.is_claimed.swap(true, Ordering::Relaxed) && self.location.half != 0 {
             return None;
         }
         Some(self.address())
@@ -240,7 +240,7 @@ impl Register {
 
 impl Drop for Register {
     fn drop(&mut self) {
-        self.uars.give_back(&self.place);
+        self.uars.give_back(&self.location);
     }
 }
 
