@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn a_device_without_a_free_page_gives_none() {
         let pages = UarPages::new().unwrap();
         let given = std::iter::from_fn(|| pages.allocate().ok()).count();
         assert_eq!(given, UarPages::COUNT - 1);
