@@ -20,16 +20,16 @@ use crate::wire::Station;
 /// The addresses that all processes' devices share.
 const SHARED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Those that lead to a binding.
+/// The shared addresses at which a binding is reached, with its port.
 fn shared_of(binding: &Binding) -> impl Iterator<Item = SocketAddr> {
     let Binding { source, family_only, .. } = *binding;
-    let leads = move |shared: &IpAddr| match source.ip() {
+    let is_reached = move |shared: &IpAddr| match source.ip() {
         own if own.is_unspecified() => {
             own.is_ipv6() && !family_only || own.is_ipv4() == shared.is_ipv4()
         }
         own => own == *shared,
     };
-    SHARED.into_iter().filter(leads).map(move |shared| SocketAddr::new(shared, source.port()))
+    SHARED.into_iter().filter(is_reached).map(move |shared| SocketAddr::new(shared, source.port()))
 }
 
 fn prefix(space: PortSpace, at: SocketAddr) -> String {
@@ -72,8 +72,8 @@ pub(super) fn find(space: PortSpace, to: SocketAddr) -> Option<Station> {
 }
 
 /// The last column of /proc/net/unix is the name, with `@` for the abstract namespace. Only one
-/// process has the port, but any can list a station. Of several stations none is believed, so a
-/// stranger who lists its own cannot take another's connections.
+/// process has the port, but any process can list a station. If several are listed, none is
+/// believed. So a process cannot take another's connections by listing its own station.
 fn station_in(sockets: &str, prefix: &str) -> Option<Station> {
     let names = sockets.lines().filter_map(|line| line.split_whitespace().last());
     let listed = names.filter_map(|name| name.strip_prefix('@')?.strip_prefix(prefix));
@@ -133,6 +133,6 @@ mod tests {
             station_in(&stations.iter().map(line).collect::<String>(), &prefix)
         };
         assert!(listed(&["127.18.0.1", "port"]).is_some());
-        assert_eq!(listed(&["127.18.0.1", "127.18.0.2"]), None, "one of them lies");
+        assert_eq!(listed(&["127.18.0.1", "127.18.0.2"]), None, "one of them is false");
     }
 }
