@@ -108,7 +108,7 @@ impl Station {
         self.send(to, packet, PACKETS - RUN)
     }
 
-    /// Looks until a packet is there, for a second.
+    /// Polls until a packet arrives, for a second at most.
     fn poll(&mut self) -> io::Result<Burst> {
         let end = Instant::now() + Duration::from_secs(1);
         loop {
@@ -172,16 +172,16 @@ impl Station {
     fn stream(&mut self, to: Ipv4Addr, payload: usize, bursts: usize) -> io::Result<f64> {
         let packet = vec![0; HEADERS + payload];
         let start = Instant::now();
-        let mut under_way = 0;
+        let mut unacknowledged = 0;
         for _ in 0..bursts {
             self.send_burst(to, &packet)?;
-            under_way += 1;
-            if under_way == WINDOW {
-                under_way -= self.receive(false)?.packets;
+            unacknowledged += 1;
+            if unacknowledged == WINDOW {
+                unacknowledged -= self.receive(false)?.packets;
             }
         }
-        while under_way > 0 {
-            under_way -= self.receive(false)?.packets;
+        while unacknowledged > 0 {
+            unacknowledged -= self.receive(false)?.packets;
         }
         Ok(start.elapsed().as_secs_f64())
     }
