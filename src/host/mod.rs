@@ -1,6 +1,6 @@
 //! What this process gets from the operating system: the character device, commands, event files,
-//! pages of memory, and what a fork does to them. Of mlx5 it knows only
-//! the driver's name and the handles of queues.
+//! pages of memory, and what a fork does to them. Of mlx5 it knows only the driver's name and the
+//! handles of queues.
 
 pub(crate) mod buffer;
 pub mod channel;
