@@ -29,7 +29,7 @@ pub struct RxCounters {
     /// missing.
     pub lowest: u32,
     /// Times at which the device may have had no receive at all, and so have dropped frames. 0
-    /// means that it never had none. See [`RxQueue::lost`](super::RxQueue::lost) for how many were
+    /// means that it always had one. [`RxQueue::lost`](super::RxQueue::lost) says how many were
     /// dropped.
     pub exhausted: u64,
 }
