@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_stay() {
+    fn the_longest_stalls_are_kept() {
         let mut stalls = Stalls::default();
         for at in 0..1000u64 {
             stalls.note(Duration::from_micros(at * 7919 % 1000), Duration::from_secs(at));
