@@ -13,8 +13,8 @@
 //!   days;
 //! - the answer to REQ goes to the GID that the REQ came from, not to the one that it names.
 //!
-//! Retries have their exact period here; the kernel's timers round periods of seconds up by some 5
-//! %.
+//! Retries have their exact period here. The kernel's timers round periods of seconds up, by up to
+//! 5 %.
 
 mod active;
 mod attributes;
@@ -262,7 +262,7 @@ impl IbCm {
     /// # Errors
     /// [`CmError::NoSuchId`].
     pub fn destroy(&mut self, now: u64, id: CmId) -> Result<(), CmError> {
-        self.take_leave(now, id)?;
+        self.end_state(now, id)?;
         self.remove(id);
         Ok(())
     }
@@ -278,7 +278,8 @@ impl IbCm {
         Ok(())
     }
 
-    fn take_leave(&mut self, now: u64, id: CmId) -> Result<(), CmError> {
+    /// Ends what an id's state holds, and sends the peer the message that it requires.
+    fn end_state(&mut self, now: u64, id: CmId) -> Result<(), CmError> {
         match self.id(id)?.state {
             State::Listen => self.listeners.remove(id),
             State::SidrReqReceived => self.refuse_sidr(id),
