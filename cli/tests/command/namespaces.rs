@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::process::{Running, build_library};
 use crate::run::is_installed;
 
-/// Makes the cable, plays a server at the far end and a client at the near one.
+/// Makes the cable, and runs a server at its far end and a client at its near end.
 const SCRIPT: &str = r#"
 set -e
 uverbs=$1
