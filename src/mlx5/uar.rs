@@ -165,9 +165,9 @@ impl Uars {
         Ok(Some(self.register(location)))
     }
 
-    /// The first register of a new page. It is a page of BlueFlame registers; of plain doorbells where the machine has no write combining
-    /// (the kernel tests that once and refuses BlueFlame pages with EOPNOTSUPP: many virtual
-    /// machines).
+    /// The first register of a new page. It is a page of BlueFlame registers, or of plain doorbells
+    /// where the machine has no write combining, as many virtual machines (the kernel tests that
+    /// once and refuses BlueFlame pages with EOPNOTSUPP).
     fn new_page(&self) -> Result<Location> {
         let (page, half) = match Page::allocate(&self.commands, UarAllocType::BF) {
             Ok(page) => (page, self.register_bytes / 2),

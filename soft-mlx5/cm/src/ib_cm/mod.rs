@@ -13,7 +13,7 @@
 //!   days;
 //! - the answer to REQ goes to the GID that the REQ came from, not to the one that it names.
 //!
-//! Retries have their exact period here. The kernel's timers round periods of seconds up, by up to
+//! Retries have their exact period here. The kernel's timers round periods of seconds up, by about
 //! 5 %.
 
 mod active;
