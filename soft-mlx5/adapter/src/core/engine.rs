@@ -8,7 +8,7 @@ use crate::packet::{Addressing, Packet, View};
 
 impl Core {
     /// The host rang the QP's send doorbell: one of the next steps reads the doorbell record and
-    /// the ring. A QP that cannot send does nothing else, as on hardware.
+    /// the ring, if the QP is in a state in which it sends or flushes requests.
     pub fn ring_sq(&mut self, qpn: Qpn) -> Result<(), CoreError> {
         let Self { qps, env, .. } = self;
         qps.get_mut(qpn.0).ok_or(CoreError::missing(qpn.object()))?.ring(env);
