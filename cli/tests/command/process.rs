@@ -8,7 +8,7 @@ use std::sync::{Once, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit. A command that takes a tenth of it hangs.
+/// Time limit of a run. Commands take a fraction of it, so one that reaches it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command, on the software device.
