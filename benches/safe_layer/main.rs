@@ -101,7 +101,7 @@ struct Device {
     numbers: QpNumbers,
     sent: u32,
     received: u32,
-    /// Entries of the receives' ring: the indices of a shared one do not count on.
+    /// The counter of receives wraps here: at the entries of a shared ring, else not.
     receives: u32,
 }
 
