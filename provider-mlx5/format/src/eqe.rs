@@ -1,5 +1,5 @@
-//! Event queue entries: how the device tells the kernel. User space never sees them; the software
-//! device's PCI front end writes them.
+//! Event queue entries, by which the device notifies the kernel. User space never sees them; the
+//! software device's PCI front end writes them.
 
 use super::{U16, U32};
 
