@@ -136,8 +136,7 @@ pub enum PostError {
     )]
     BadSegmentation,
     /// A request that a template cannot hold: it takes more blocks of 64 bytes than the template
-    /// has, has no data or an empty SGE where the template has
-    /// data, or changes memory keys.
+    /// has, has no data or an empty SGE where the template has data, or changes memory keys.
     #[error(
         "the request takes more blocks of 64 bytes than the template has (one holds up to 44 bytes of inline data, 28 behind a remote address), has no data or an empty SGE, or changes memory keys: make a template of more blocks, or post the request itself"
     )]
