@@ -55,8 +55,8 @@ extern "C" fn at_exit() {
     });
 }
 
-/// Waits until receivers have taken what waits for them, at most until then. After `look`, the
-/// device passes on what they have space for.
+/// Waits until the receivers have taken the packets that wait for them, no longer than `until`.
+/// After `look`, the device passes on the packets for which they have space.
 pub(super) fn hand_over(shared: &Shared, until: Instant, look: impl Fn()) {
     let (mut left, mut since) = (left_in(shared), Instant::now());
     while left != 0 {

@@ -317,7 +317,7 @@ impl Shared {
         if self.unsent.load(Ordering::Relaxed) != waiting {
             self.unsent.store(waiting, Ordering::Relaxed);
         }
-        // Last: who finds that nothing is being sent finds what waits.
+        // Last: a thread that finds no packet being sent must find the number of those that wait.
         self.sending.store(false, Ordering::SeqCst);
     }
 
