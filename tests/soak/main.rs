@@ -83,7 +83,7 @@ fn soak(medium: Medium, seed: u64) {
     let summary = world.summary();
     println!("{summary:#?}");
     // Every epoch tries far more actions of each kind, so a low count shows that one has stopped.
-    for what in ["resized completion queues", "creations that failed on order", "links ended"] {
+    for what in ["resized completion queues", "creations with an injected failure", "links ended"] {
         assert!(summary.get(what).is_some_and(|count| *count > epochs), "{what}");
     }
 }

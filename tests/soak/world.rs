@@ -103,7 +103,7 @@ impl World {
             (Ok(queues), _) => self.add(queues),
             (Err(error), Some(errno)) => {
                 assert_eq!((error.errno(), left), (errno as i32, 0), "{error}");
-                self.count("creations that failed on order");
+                self.count("creations with an injected failure");
             }
             (Err(error), None) => panic!("{error}"),
         }
