@@ -301,3 +301,20 @@ fn a_posted_template_has_the_counter_of_its_place() {
     }
     assert!(sq.queue.head() > END + RING);
 }
+
+/// The device takes six bits of a request's length. It would take the blocks behind that for
+/// requests, and they have bytes of the packet.
+#[test]
+fn a_packet_does_not_become_longer_than_a_request() {
+    let cq = Cq::new(8, 64);
+    let mut raw = queue_at::<RawEthernet>(&cq, 0, 256);
+    let (frame, data) = framed(EthernetOffload::default(), &[7; 60], ());
+    let template = raw.queue.long_template::<20, _, _>(frame, data, NONE);
+    let mut template = template.expect("short enough");
+    let longest = 63 * 16 - EthernetFrame::DATA_START;
+    assert!(template.set_length(longest));
+    for bytes in [longest + 1, 20 * 64 - EthernetFrame::DATA_START, usize::MAX] {
+        assert!(!template.set_length(bytes), "{bytes}");
+    }
+    assert_eq!(template.blocks(), 16);
+}

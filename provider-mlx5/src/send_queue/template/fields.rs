@@ -10,7 +10,7 @@ use super::super::space::Needed;
 use super::super::wide::{self, Wide, load32, load64, narrow, or, wide};
 use super::super::{EthernetFrame, Operation};
 use super::Template;
-use crate::format::{ETH_INLINE_L2, EthSegment};
+use crate::format::{ETH_INLINE_L2, EthSegment, MAX_DS};
 
 /// `N` bytes of a template's inline data or packet, from byte `AT` on. Declare it as a constant,
 /// and set it by that name:
@@ -102,15 +102,17 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
 impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
     /// Makes the packet `bytes` bytes long: what it had beyond its old end is whatever it had there
     /// when it was longer, zeros at first. False, and nothing changed, if it takes more than
-    /// `BLOCKS` blocks then, is shorter than a header of 18 bytes, or has an SGE. Posting is
-    /// fastest while it takes all blocks.
+    /// `BLOCKS` blocks then or more than a request can have, is shorter than a header of 18 bytes,
+    /// or has an SGE. Posting is fastest while it takes all blocks.
     #[inline(always)]
     #[must_use]
     pub fn set_length(&mut self, bytes: usize) -> bool {
-        let octowords = (EthernetFrame::DATA_START + bytes).div_ceil(16);
-        if self.sge != 0 || bytes < ETH_INLINE_L2 || octowords > 4 * BLOCKS {
+        let most = (4 * BLOCKS).min(MAX_DS as usize);
+        let longest = (16 * most).saturating_sub(EthernetFrame::DATA_START);
+        if self.sge != 0 || bytes < ETH_INLINE_L2 || bytes > longest {
             return false;
         }
+        let octowords = (EthernetFrame::DATA_START + bytes).div_ceil(16);
         if let [[control, ..], ..] = &mut self.image[..] {
             let [first, mode] = narrow(*control);
             let size = second_word(octowords as u32);
