@@ -12,7 +12,7 @@ pub enum QueueError {
     /// The limits ask for requests larger than a WQE, or than the ring.
     #[error("the limits allow requests larger than a WQE can be, or than the ring")]
     BadLimits,
-    /// Another queue of this kind was made with this handle, or of this memory, and exists.
-    #[error("the handle or the memory has such a queue already: each makes one at a time")]
+    /// Another queue of this kind was made with this handle, or of this memory.
+    #[error("such a queue was made of the handle or the memory before: each makes one")]
     InUse,
 }

@@ -304,7 +304,6 @@ impl Drop for RecvBatch<'_> {
 impl Drop for RecvQueue {
     fn drop(&mut self) {
         self.state().set_recv_ring(None);
-        self.handle.release(RECEIVES);
     }
 }
 

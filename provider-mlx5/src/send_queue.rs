@@ -366,7 +366,6 @@ impl<T: Transport, R: Register> Drop for SendQueue<T, R> {
     fn drop(&mut self) {
         // The ring's memory is about to be freed, so no poller may read it any more.
         self.state().set_send_ring(None);
-        self.ring.handle().release(SENDS);
     }
 }
 

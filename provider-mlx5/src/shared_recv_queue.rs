@@ -252,6 +252,5 @@ impl SharedRecvQueue {
 impl Drop for SharedRecvQueue {
     fn drop(&mut self) {
         self.state().set_recv_ring(None);
-        self.handle.release(RECEIVES);
     }
 }

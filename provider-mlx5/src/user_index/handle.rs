@@ -124,7 +124,7 @@ pub(super) struct Entry {
     /// reset.
     held: [AtomicU32; 2],
     closing: Mutex<Option<Drains>>,
-    /// Whether there is a queue of sends, or one of receives, that was made with this entry.
+    /// Whether a queue of sends, or one of receives, was made with this entry.
     has_queue: [AtomicBool; 2],
     /// The queue was reset, and a new entry has taken the index over.
     succeeded: AtomicBool,
@@ -237,18 +237,13 @@ impl QueueHandle {
         is_here && lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
-    /// Notes that a queue is made of the handle's sends or receives. The poller takes the requests
-    /// of the handle to be in that queue's ring.
+    /// Notes that a queue is made of the handle's sends or receives, once: the poller takes all
+    /// requests of the handle to be in that queue's ring, also after the queue was dropped.
     pub(crate) fn claim(&self, side: usize) -> Result<(), QueueError> {
         match self.entry.has_queue[side].swap(true, Ordering::Acquire) {
             true => Err(QueueError::InUse),
             false => Ok(()),
         }
-    }
-
-    /// Notes that the queue made of these sends or receives is gone.
-    pub(crate) fn release(&self, side: usize) {
-        self.entry.has_queue[side].store(false, Ordering::Release);
     }
 
     /// Moves a queue from its handle `before` to this one, which has the same index and tables of
@@ -260,7 +255,6 @@ impl QueueHandle {
         let of = |handle: &Self| (handle.entry.index, handle.entry.shape);
         let follows = self.entry.is_in(&before.entry.table) && of(self) == of(before);
         assert!(follows && self.claim(side).is_ok(), "another queue's handle");
-        before.release(side);
     }
 
     /// The handle for the QP after a reset. Call it after the kernel has reset the QP: it keeps

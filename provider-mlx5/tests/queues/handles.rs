@@ -4,15 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::doorbell::DoorbellWord;
+use uverbs_mlx5::format::CqeFormat;
 use uverbs_mlx5::queue_error::QueueError;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
-use uverbs_mlx5::request::{PostError, PostFlags};
+use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Inline, Nop, Rc, RequestId, Send, SendQueue};
 use uverbs_mlx5::user_index::{QueueHandle, RegisterError, UserIndexTable};
 
 use crate::device::{
-    Cq, Memory, recv_queue, send_queue, send_queue_for, shared_recv_queue, try_send_queue,
+    Cq, Cqe, Memory, recv_queue, send_queue, send_queue_for, shared_recv_queue, try_send_queue,
 };
 
 const NONE: PostFlags = PostFlags::empty();
@@ -33,7 +34,7 @@ fn try_recv_queue(handle: &QueueHandle) -> Result<RecvQueue, QueueError> {
 /// The poller finds a request's ring by its handle. With two rings for one handle it might read the
 /// wrong ring.
 #[test]
-fn a_handle_has_one_queue_of_each_kind_at_a_time() {
+fn a_handle_has_one_queue_of_each_kind() {
     let cq = Cq::new(8, 64);
     let (sq, rq) = (send_queue::<Rc>(&cq, 8), recv_queue(&cq, 8, 32, true));
     let again = |handle: &QueueHandle| try_send_queue::<Rc>(handle.clone(), 8).map(drop);
@@ -42,8 +43,39 @@ fn a_handle_has_one_queue_of_each_kind_at_a_time() {
     let srq = shared_recv_queue(&cq, 8, 32, true);
     assert_eq!(try_recv_queue(&srq.handle).map(drop), Err(QueueError::InUse));
     drop((sq.queue, rq.queue));
-    assert_eq!((again(&sq.handle), again(&sq.handle)), (Ok(()), Ok(())));
-    assert!(try_recv_queue(&rq.handle).is_ok());
+    assert_eq!(again(&sq.handle), Err(QueueError::InUse));
+    assert_eq!(try_recv_queue(&rq.handle).map(drop), Err(QueueError::InUse));
+}
+
+/// The requests of the queue that is gone are still outstanding. In the ring of another one their
+/// entries were never written, so they could name any memory.
+#[test]
+fn a_request_of_a_dropped_queue_writes_nothing_by_the_ring_of_another() {
+    let mut cq = Cq::new(8, 64);
+    let mut rq = recv_queue(&cq, 4, 16, true);
+    let sge = |memory: Memory| Sge::new(memory.ptr().as_ptr().expose_provenance() as u64, 64, 7);
+    let (lent, other) = (Memory::new(64), Memory::new(64));
+    // SAFETY: leaked memory.
+    unsafe { rq.queue.build(1, &[sge(lent)]) }.expect("space");
+    rq.queue.publish();
+    drop(rq.queue);
+    // What the memory of the next ring happens to hold.
+    let ring = Memory::new(4 * 16);
+    let (address, record) = (sge(other).address(), Memory::new(8));
+    ring.write(0, &[&64u32.to_be_bytes()[..], &[0; 4], &address.to_be_bytes()].concat());
+    let next = RecvQueue::new(RecvQueueConfig {
+        memory: ring.dma(),
+        // SAFETY: leaked.
+        doorbell: unsafe { DoorbellWord::new(record.ptr().cast()) },
+        handle: rq.handle.clone(),
+        stride: 16,
+        head_octowords: 0,
+        scatter_to_cqe: true,
+    });
+    cq.produce(Cqe::recv(&rq.handle, 0).inline(CqeFormat::INLINE_32, &[5; 20]));
+    drop(cq.queue.poll());
+    assert_eq!(other.read(0, 20), [0; 20]);
+    assert_eq!(next.map(drop), Err(QueueError::InUse));
 }
 
 #[test]
