@@ -316,12 +316,18 @@ mod user_index {
         let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
         let handle = table.register(RECEIVES, &monitors, None, 1).unwrap();
         assert_eq!(handle.user_index(), 0x100);
+        if !watched {
+            handle.state().complete_anywhere();
+        }
         // Both queues have posted the receive that the CQE names.
         handle.state().publish_receives(1);
         let closer = thread::spawn(move || {
             handle.close();
             drop(handle);
-            let next = table.register(RECEIVES, &[], None, 2).unwrap();
+            let next = table.register(RECEIVES, &monitors, None, 2).unwrap();
+            if monitors.is_empty() {
+                next.state().complete_anywhere();
+            }
             next.state().publish_receives(1);
             next
         });
@@ -348,6 +354,9 @@ mod user_index {
         let mut cq = cq(&table, ring);
         let monitors = if watched { vec![cq.monitor()] } else { Vec::new() };
         let handle = table.register(RECEIVES, &monitors, None, 0).unwrap();
+        if !watched {
+            handle.state().complete_anywhere();
+        }
         let post = |handle: &QueueHandle, wr_id| {
             handle.state().recv_entry(0).store(wr_id, Ordering::Relaxed);
             handle.state().publish_receives(1);

@@ -24,7 +24,7 @@ use std::sync::{Arc as Shared, OnceLock};
 
 use crate::completion_queue::CqMonitor;
 use crate::mapped::InChild;
-use crate::queue_state::{BlockTable, PLACES, QueueState, Shape};
+use crate::queue_state::{BlockTable, NO_CQ, PLACES, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, lock_unless, try_lock};
 use handle::{Drains, Entry, Load, drained};
 pub(crate) use handle::{RECEIVES, SENDS};
@@ -146,8 +146,9 @@ impl UserIndexTable {
     /// Gives a queue a user index and a block.
     ///
     /// `cqs` are the CQs that the queue completes to: its sends to the first, its receives to the
-    /// last. If `cqs` is empty, any CQ may report them. The CQs outlive the queue. `receives` is
-    /// its SRQ if it has one, and `user_context` a value that its completions return.
+    /// last. If `cqs` is empty, none of its own requests completes; receives of an SRQ complete to
+    /// the CQs of its QPs. The CQs outlive the queue. `receives` is its SRQ if it has one, and
+    /// `user_context` a value that its completions return.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -171,7 +172,7 @@ impl UserIndexTable {
         block.reset();
         lock(block.past()).clear();
         block.set_number(0);
-        let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
+        let identity = |cq: Option<&CqMonitor>| cq.map_or(NO_CQ, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
         block.start(index, user_context, completes_to);
         block.set_receives(receives.map(|srq| &srq.entry.block));

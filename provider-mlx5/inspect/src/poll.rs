@@ -5,7 +5,7 @@
 use core::mem::offset_of;
 
 use super::plain_memory::Memory;
-use super::post::{TABLE, handle};
+use super::post::TABLE;
 use super::{Cqe, CqeBody};
 use uverbs_mlx5::completion_queue::{
     Completion, CompletionOpcode, CompletionQueue, CompletionQueueConfig, Status,
@@ -64,9 +64,8 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     if op_own.format() == CqeFormat::COMPRESSED || op_own.opcode() == CqeOpcode::RESIZE {
         return None;
     }
-    let handle = handle(Shape { send_wqebbs: 1, recv_wqes: 1, shared_receive: false }).ok()?;
-    let bytes = for_this_queue(cqe, handle.user_index());
-    let ring = Memory::new(bytes.len(), 0);
+    let length = cqe.encode().len();
+    let ring = Memory::new(length, 0);
     let record = Memory::new(WQEBB_SIZE, 0);
     let register = Memory::new(WQEBB_SIZE, 0);
     // SAFETY: the three exist until the queue has been dropped, and only the queue uses them; only
@@ -77,7 +76,7 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let mut queue = CompletionQueue::new(CompletionQueueConfig {
         memory,
         entries: 1,
-        cqe_size: bytes.len() as u32,
+        cqe_size: length as u32,
         doorbell,
         arm,
         number: 0,
@@ -86,11 +85,14 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
         null_lkey: None,
     })
     .ok()?;
+    let shape = Shape { send_wqebbs: 1, recv_wqes: 1, shared_receive: false };
+    let handle = TABLE.register(shape, &[queue.monitor()], None, 0).ok()?;
+    let bytes = for_this_queue(cqe, handle.user_index());
     ring.write(0, &bytes);
-    let at = bytes.len() - CQE_SIZE + offset_of!(uverbs_mlx5::format::Cqe, wqe_counter);
+    let at = length - CQE_SIZE + offset_of!(uverbs_mlx5::format::Cqe, wqe_counter);
     let counter = bytes.get(at..).and_then(|rest| rest.first_chunk())?;
     // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is
-    // in use.
+    // in use; only this thread has the queue.
     unsafe { handle.state().expect(u16::from_be_bytes(*counter)) };
     let completion = queue.poll().ok()?;
     Some(polled(&completion))

@@ -245,7 +245,6 @@ fn memory(bytes: usize) -> NonNull<u8> {
 fn a_completion_of_an_unknown_queue_costs_no_other_completion() {
     let table = UserIndexTable::new();
     let shape = Shape { send_wqebbs: 4, recv_wqes: 0, shared_receive: false };
-    let handle = table.register(shape, &[], None, 77).unwrap();
     let (ring, record, register) = (memory(4 * 64), memory(64), memory(64));
     // SAFETY: all are leaked, so stay valid, and nothing else uses them but the writes below, the
     // device's part.
@@ -268,6 +267,7 @@ fn a_completion_of_an_unknown_queue_costs_no_other_completion() {
         null_lkey: None,
     })
     .unwrap();
+    let handle = table.register(shape, &[queue.monitor()], None, 77).unwrap();
     let ours = handle.user_index();
     for (place, user_index) in [ours, 0xff_fffe, ours].into_iter().enumerate() {
         let cqe = Cqe {

@@ -56,11 +56,10 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
     #[inline(always)]
     fn base(self) -> u32 {
         // SAFETY: while `cq` is set, both words are written only by the poller of that CQ, which is
-        // this thread. While `cq` is 0, the slow path of any CQ's poller may write them, and so may
-        // `set_receives`, `reset` and `expect`. `cq` becomes 0 when the queue is closed, and no
-        // slow path completes requests of a closed queue. The block is `reset` when another queue
-        // takes it. That happens after the CQ was drained, and not during the poll that read `cq`.
-        // `expect` is for queues without a CQ.
+        // this thread. While `cq` is 0, `set_receives` and `reset` may write them. `cq` becomes 0
+        // when the queue is closed, and no slow path completes requests of a closed queue. The
+        // block is `reset` when another queue takes it. That happens after the CQ was drained, and
+        // not during the poll that read `cq`. `expect` is called while no thread polls.
         unsafe { own_word(&self.side().base) }
     }
 
@@ -245,7 +244,7 @@ impl QueueState {
     /// which decodes completions and has no queues.
     ///
     /// # Safety
-    /// The block's handle has no queues.
+    /// The block's handle has no queues, and no other thread polls its CQs.
     #[doc(hidden)]
     pub unsafe fn expect(&self, index: u16) {
         self.sends.expect(index);

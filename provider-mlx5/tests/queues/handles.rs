@@ -6,14 +6,15 @@ use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::CqeFormat;
 use uverbs_mlx5::queue_error::QueueError;
-use uverbs_mlx5::queue_state::Shape;
+use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Inline, Nop, Rc, RequestId, Send, SendQueue};
 use uverbs_mlx5::user_index::{QueueHandle, RegisterError, UserIndexTable};
 
 use crate::device::{
-    Cq, Cqe, Memory, recv_queue, send_queue, send_queue_for, shared_recv_queue, try_send_queue,
+    Cq, Cqe, Memory, recv_queue, send_queue, send_queue_for, send_queue_of, shared_recv_queue,
+    try_send_queue,
 };
 
 const NONE: PostFlags = PostFlags::empty();
@@ -76,6 +77,26 @@ fn a_request_of_a_dropped_queue_writes_nothing_by_the_ring_of_another() {
     drop(cq.queue.poll());
     assert_eq!(other.read(0, 20), [0; 20]);
     assert_eq!(next.map(drop), Err(QueueError::InUse));
+}
+
+/// The pollers of several CQs would change the same words, and none would know when the index is
+/// free again.
+#[test]
+fn a_queue_that_was_registered_without_a_completion_queue_completes_nothing() {
+    let mut cq = Cq::new(8, 64);
+    let shape = Shape { send_wqebbs: 8, recv_wqes: 4, shared_receive: false };
+    let handle = cq.table.register(shape, &[], None, 0).expect("an index");
+    handle.set_state(QpState::Rts);
+    let mut sq = send_queue_of::<Rc>(handle, [8, 8], 256, false);
+    sq.post_nops(1);
+    for cqe in [Cqe::send(&sq.handle, 0), Cqe::recv(&sq.handle, 0)] {
+        cq.produce(cqe);
+        let refused = cq.queue.poll().map(|done| done.wr_id());
+        assert_eq!(refused, Err(PollError::NotOutstanding));
+    }
+    let mut outstanding = 0;
+    sq.queue.for_each_outstanding(|_| outstanding += 1);
+    assert_eq!(outstanding, 1);
 }
 
 #[test]
