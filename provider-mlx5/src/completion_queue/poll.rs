@@ -114,13 +114,15 @@ impl CompletionQueue {
         self.next == self.end
     }
 
-    /// Continues at the start of the ring.
+    /// Continues at the start of the ring, if [`CompletionQueue::is_lap_over`].
     #[doc(hidden)]
     #[cold]
     #[inline(never)]
     pub fn begin_lap(&mut self) {
         self.note_lent();
-        self.next_lap();
+        if self.is_lap_over() {
+            self.next_lap();
+        }
     }
 
     /// Records how many entries the caller holds that has polled several and given back none.

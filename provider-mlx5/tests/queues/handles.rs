@@ -99,6 +99,23 @@ fn a_queue_that_was_registered_without_a_completion_queue_completes_nothing() {
     assert_eq!(outstanding, 1);
 }
 
+/// A drain that has not happened would free the index of a queue whose completions are still there:
+/// they would complete requests of the next queue.
+#[test]
+fn a_lap_ends_only_at_the_end_of_the_ring() {
+    let mut cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    sq.post_nops(2);
+    cq.produce(Cqe::send(&sq.handle, 0));
+    cq.produce(Cqe::send(&sq.handle, 1));
+    sq.handle.close();
+    cq.queue.begin_lap();
+    cq.queue.begin_lap();
+    assert!(!sq.handle.has_drained());
+    assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Err(PollError::Empty));
+    assert!(sq.handle.has_drained());
+}
+
 #[test]
 fn the_renewed_handle_of_a_reset_queue_is_in_use() {
     let cq = Cq::new(8, 64);
