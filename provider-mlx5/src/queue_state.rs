@@ -419,6 +419,12 @@ impl QueueState {
         self.fixed.cqs.iter().for_each(|cq| cq.store(0, Ordering::Relaxed));
     }
 
+    /// Whether the sends complete to the CQ that the receives of `other` complete to.
+    pub(crate) fn sends_complete_with(&self, other: &Self) -> bool {
+        let [sends, receives] = [&self.fixed.cqs[0], &other.fixed.cqs[1]];
+        sends.load(Ordering::Relaxed) == receives.load(Ordering::Relaxed)
+    }
+
     /// The QP's (or SRQ's) number, 0 until it was set.
     pub fn number(&self) -> u32 {
         self.fixed.qpn.load(Ordering::Relaxed)

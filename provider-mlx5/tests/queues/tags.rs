@@ -1,7 +1,9 @@
 //! Tag matching SRQs: the WQEs that change the list of tags, as libmlx5 writes them, and every
 //! completion.
 
-use uverbs_mlx5::completion_queue::{CompletionOpcode, PollError, Status, WorkCompletion};
+use uverbs_mlx5::completion_queue::{
+    CompletionOpcode, CqMonitor, PollError, Status, WorkCompletion,
+};
 use uverbs_mlx5::doorbell::DoorbellWord;
 use uverbs_mlx5::format::{CqeFormat, CqeOpcode, Syndrome, TagEvent};
 use uverbs_mlx5::queue_error::QueueError;
@@ -9,7 +11,7 @@ use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, Sge};
 use uverbs_mlx5::send_queue::{Rc, TagChange, TagError, TagRequest};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
-use uverbs_mlx5::user_index::QueueHandle;
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use crate::device::{Cq, Cqe, Memory, Sq, send_queue, send_queue_of, shared_recv_queue};
 
@@ -324,6 +326,25 @@ fn a_list_is_changed_by_one_queue_only() {
     tags.srq.clear_tag_command(&tags.command.handle);
     assert_eq!(tags.srq.set_tag_command(&other), Err(QueueError::InUse));
     assert_eq!(other.set_tag_command(&tags.command.handle), Err(QueueError::BadLimits));
+}
+
+/// The SRQ's poller completes the sends of the queue, so no other may.
+#[test]
+fn a_list_is_changed_by_a_queue_of_its_own_completion_queue() {
+    let cq = Cq::new(8, 64);
+    let shape = Shape { send_wqebbs: 0, recv_wqes: 4, shared_receive: true };
+    let srq = cq.table.register(shape, &cq.monitors(), None, 1).expect("an index");
+    srq.match_tags(7);
+    let shape = Shape { send_wqebbs: 8, recv_wqes: 0, shared_receive: false };
+    let elsewhere = Cq::on(&cq.table, 8, 64);
+    let on = |cqs: &[CqMonitor]| cq.table.register(shape, cqs, Some(&srq), 2).expect("an index");
+    let [sends, receives] = [&elsewhere, &cq].map(|cq| cq.queue.monitor());
+    let other = UserIndexTable::new().register(shape, &cq.monitors(), None, 2);
+    let strangers = [on(&[sends, receives]), on(&[]), other.expect("an index")];
+    for command in &strangers {
+        assert_eq!(srq.set_tag_command(command), Err(QueueError::BadLimits));
+    }
+    assert_eq!(srq.set_tag_command(&on(&cq.monitors())), Ok(()));
 }
 
 #[test]
