@@ -258,7 +258,9 @@ unsafe fn in_batch<T: Posts, const SENDS: bool>(
     let begun = unsafe { batch::<T, SENDS>(qp, building) };
     let Some(mut batch) = begun else { return building.fail(libc::EINVAL) };
     let built = build(building, &mut batch);
-    batch.pause(&mut building.steps);
+    // SAFETY: the batch goes on after these steps; the program posts nothing else before it
+    // completes or aborts the requests.
+    unsafe { batch.pause(&mut building.steps) };
     if let Err(reason) = built {
         building.fail(errno(reason));
     }

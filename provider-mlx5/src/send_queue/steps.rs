@@ -764,3 +764,17 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         Ok(Batch::after_steps(self, self.next, steps.has_batch))
     }
 }
+
+impl<T: Transport> Batch<'_, T, BlueFlame> {
+    /// Goes on step by step where this batch is.
+    ///
+    /// # Safety
+    /// The batch is one of [`SendQueue::batch_from`], which was given `steps`. What was built is
+    /// published by [`SendQueue::publish_steps`] or another batch, or the queue is reset, before
+    /// the queue is used in another way.
+    pub unsafe fn pause(self, steps: &mut Steps) {
+        self.suspend();
+        (steps.is_closed, steps.has_batch) = (false, true);
+        steps.detour = 1;
+    }
+}

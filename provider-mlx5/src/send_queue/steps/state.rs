@@ -6,7 +6,7 @@ use core::ptr::null_mut;
 use super::super::encode::{mode_word, second_word};
 use super::super::payload::PREFIX;
 use super::super::wide::{Wide, narrow};
-use super::super::{Batch, SendQueue, Service, Transport};
+use super::super::{SendQueue, Service, Transport};
 use super::{LACKS_DESTINATION, PLACE};
 use crate::format::{AddressVector, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
@@ -96,7 +96,7 @@ impl Common {
 #[repr(C)]
 pub struct Steps {
     /// Whether something was built elsewhere, or is to be: see [`Steps::detour`].
-    detour: u32,
+    pub(super) detour: u32,
     pub(super) is_closed: bool,
     /// Whether a batch has built some of the requests.
     pub(super) has_batch: bool,
@@ -248,14 +248,5 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             steps.is_closed = true;
         }
         self.next.limit = 0;
-    }
-}
-
-impl<T: Transport> Batch<'_, T, BlueFlame> {
-    /// Goes on step by step where this batch is.
-    pub fn pause(self, steps: &mut Steps) {
-        self.suspend();
-        (steps.is_closed, steps.has_batch) = (false, true);
-        steps.detour = 1;
     }
 }
