@@ -6,6 +6,8 @@
 
 use std::mem::MaybeUninit;
 
+use crate::abi::{Fields, padded};
+
 /// A field that not every release has: the bit of the mask that names it, its offset, its size.
 pub(crate) type Later = (u64, usize, usize);
 
@@ -50,11 +52,14 @@ pub(crate) unsafe fn read_masked<T: Grown>(from: *const T, mask: u64) -> T {
     to
 }
 
-/// Fills in a program's struct: the common part, and the fields that the mask in `from` names.
+/// Fills in a program's struct, with zeroes between the fields: the common part, and the fields
+/// that the mask in `from` names.
 ///
 /// # Safety
 /// A program's struct, with the common part and the fields that the mask names.
-pub(crate) unsafe fn write<T: Grown>(from: &T, to: *mut T) {
+pub(crate) unsafe fn write<T: Grown + Fields>(from: &T, to: *mut T) {
+    let mut place = MaybeUninit::uninit();
+    let from = padded(from, &mut place);
     let named = T::LATER.iter().filter(|(bit, ..)| from.mask() & bit != 0);
     // SAFETY: the caller's promise.
     unsafe {

@@ -32,6 +32,7 @@ pub(crate) struct KernelPath {
 }
 
 /// `struct ibv_sa_path_rec`.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Path {
     dgid: [u64; 2],
@@ -53,6 +54,13 @@ pub(crate) struct Path {
     packet_life_time_selector: u8,
     packet_life_time: u8,
     preference: u8,
+}
+
+fields! {
+    Path {
+        dgid sgid dlid slid raw_traffic flow_label hop_limit traffic_class reversible numb_path pkey
+        sl mtu_selector mtu rate_selector rate packet_life_time_selector packet_life_time preference
+    }
 }
 
 /// `ibv_copy_ah_attr_from_kern`.
@@ -121,7 +129,7 @@ pub(crate) unsafe extern "C" fn path_from_kernel(to: *mut Path, from: *const Ker
         }
     };
     // SAFETY: the caller's struct, to be written.
-    unsafe { to.write(path) };
+    unsafe { write_padded(&path, to) };
 }
 
 /// `ibv_copy_path_rec_to_kern`.

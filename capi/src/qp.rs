@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -430,7 +429,7 @@ pub(crate) unsafe extern "C" fn query_qp(
         // SAFETY: the caller's structs, to be written.
         unsafe {
             (*qp).state = info.state as u32;
-            grown::write(padded(&filled, &mut MaybeUninit::uninit()), attr);
+            grown::write(&filled, attr);
             write_padded(&made_with, init);
         }
     }))

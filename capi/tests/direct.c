@@ -227,6 +227,34 @@ static void shared_receives(void)
 	CHECK(ibv_destroy_srq(srq) == 0);
 }
 
+/* What is filled in has zeroes between its fields, and nothing that was in the library's memory. */
+static void bytes_between_fields(void)
+{
+	struct ibv_srq_init_attr init = { .attr = { .max_wr = 15, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &init);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct {
+		struct mlx5dv_qp qp;
+		struct mlx5dv_cq cq;
+		struct mlx5dv_srq srq;
+		struct mlx5dv_pd pd;
+		struct mlx5dv_context context;
+	} dv;
+	struct mlx5dv_obj obj = { .qp = { qp, &dv.qp }, .cq = { cq, &dv.cq }, .srq = { srq, &dv.srq }, .pd = { pd, &dv.pd } };
+
+	memset(&dv, 0xff, sizeof dv);
+	dv.qp.comp_mask = dv.srq.comp_mask = dv.context.comp_mask = 0;
+	CHECK(mlx5dv_init_obj(&obj, MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_PD) == 0);
+	are_zero(&dv.qp, END(struct mlx5dv_qp, bf.size), offsetof(struct mlx5dv_qp, comp_mask));
+	are_zero(&dv.cq, END(struct mlx5dv_cq, cqn), offsetof(struct mlx5dv_cq, comp_mask));
+	are_zero(&dv.srq, END(struct mlx5dv_srq, tail), offsetof(struct mlx5dv_srq, comp_mask));
+	are_zero(&dv.pd, END(struct mlx5dv_pd, pdn), offsetof(struct mlx5dv_pd, comp_mask));
+	CHECK(mlx5dv_query_device(context, &dv.context) == 0);
+	are_zero(&dv.context, END(struct mlx5dv_context, version), offsetof(struct mlx5dv_context, flags));
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_srq(srq) == 0);
+}
+
 static void memory_and_addresses(void)
 {
 	struct ibv_alloc_dm_attr dm_attr = { .length = 128 };
@@ -526,6 +554,7 @@ int main(void)
 	striding_work_queues();
 	compressed_completions();
 	shared_receives();
+	bytes_between_fields();
 	memory_and_addresses();
 	what_the_device_says();
 	what_is_not_there();

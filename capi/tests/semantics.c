@@ -1,6 +1,11 @@
 /* What libibverbs promises a program, beyond what the usual programs try: errno values and the side they are on, what a
  * full queue says, events that are acknowledged, contexts of old programs. Prints the first promise that is not kept. */
 #include "common.h"
+#include <infiniband/sa.h>
+#include <rdma/ib_user_sa.h>
+
+/* Of marshall.h, which not all packages install. */
+void ibv_copy_path_rec_from_kern(struct ibv_sa_path_rec *to, struct ib_user_path_rec *from);
 
 #undef ibv_query_port
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *attr);
@@ -702,24 +707,19 @@ static void receives_of_no_queue(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0);
 }
 
-/* Bytes from `start` to `end` of a struct, which belong to no field. memcheck knows whether they were written. */
-static void are_zero(const void *of, size_t start, size_t end)
-{
-	for (; start < end; start++)
-		CHECK(((const unsigned char *)of)[start] == 0);
-}
-
-#define END(type, field) (offsetof(type, field) + sizeof ((type *)0)->field)
-
 /* What a verb fills in has zeroes between its fields, and nothing that was in the library's memory. */
 static void bytes_between_fields(struct ibv_cq *cq)
 {
 	typedef struct ibv_device_attr_ex device_attr;
 	typedef struct ibv_qp_attr qp_attr;
 	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ib_user_path_rec kernel_path = { .pkey = 1 };
+	struct ibv_recv_wr receive = { .wr_id = 1 }, *bad;
+	struct ibv_sa_path_rec path;
 	struct ibv_qp_init_attr init;
 	struct ibv_device_attr device;
 	struct ibv_port_attr port;
+	struct ibv_wc wc;
 	device_attr all;
 	qp_attr attr;
 
@@ -746,6 +746,19 @@ static void bytes_between_fields(struct ibv_cq *cq)
 	are_zero(&attr, END(qp_attr, ah_attr.port_num), END(qp_attr, ah_attr));
 	are_zero(&attr, END(qp_attr, alt_timeout), offsetof(qp_attr, rate_limit));
 	are_zero(&init, END(struct ibv_qp_init_attr, sq_sig_all), sizeof init);
+	memset(&path, 0xff, sizeof path);
+	ibv_copy_path_rec_from_kern(&path, &kernel_path);
+	are_zero(&path, END(struct ibv_sa_path_rec, traffic_class), offsetof(struct ibv_sa_path_rec, reversible));
+	are_zero(&path, END(struct ibv_sa_path_rec, numb_path), offsetof(struct ibv_sa_path_rec, pkey));
+	connect_to_itself(qp);
+	CHECK(ibv_post_recv(qp, &receive, &bad) == 0);
+	attr.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	do
+		memset(&wc, 0xff, sizeof wc);
+	while (ibv_poll_cq(cq, 1, &wc) == 0);
+	CHECK(wc.status == IBV_WC_WR_FLUSH_ERR);
+	are_zero(&wc, END(struct ibv_wc, dlid_path_bits), sizeof wc);
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 

@@ -26,7 +26,9 @@ static int next(struct done *done)
 
 	if (ibv_start_poll(cq, &attr))
 		return 0;
+	memset(&info, 0xff, sizeof info);
 	ibv_wc_read_tm_info(cq, &info);
+	are_zero(&info, END(struct ibv_wc_tm_info, priv), sizeof info);
 	*done = (struct done){ .wr_id = cq->wr_id, .tag = info.tag, .priv = info.priv, .status = cq->status,
 		.opcode = ibv_wc_read_opcode(cq), .flags = ibv_wc_read_wc_flags(cq), .length = ibv_wc_read_byte_len(cq) };
 	ibv_end_poll(cq);

@@ -1,4 +1,4 @@
-//! Attributes and events that programs query.
+//! Attributes, events and completions that programs query.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -232,5 +232,28 @@ super::given_structs! {
         /// A pointer to the object, or a port's number.
         element: u64,
         event_type: c_uint,
+    }
+
+    #[derive(Clone, Copy)]
+    struct ibv_wc {
+        wr_id: u64,
+        status: c_uint,
+        opcode: c_uint,
+        vendor_err: u32,
+        byte_len: u32,
+        imm_data: u32,
+        qp_num: u32,
+        src_qp: u32,
+        wc_flags: c_uint,
+        pkey_index: u16,
+        slid: u16,
+        sl: u8,
+        dlid_path_bits: u8,
+    }
+
+    #[derive(Clone, Copy)]
+    struct ibv_wc_tm_info {
+        tag: u64,
+        r#priv: u32,
     }
 }

@@ -16,7 +16,7 @@ pub(crate) use attributes::*;
 pub(crate) use context::*;
 pub(crate) use given::*;
 pub(crate) use objects::*;
-pub(crate) use padding::{Fields, padded, write_padded};
+pub(crate) use padding::{Fields, fields, padded, write_padded};
 pub(crate) use work::*;
 
 /// A struct's name, its size, and the offsets of its fields.
@@ -55,14 +55,7 @@ macro_rules! given_structs {
             $( $(#[$meta])* struct $name { $( $(#[$field_meta])* $field: $type, )* } )*
         }
 
-        $(
-        // SAFETY: writes the fields that the struct is made of.
-        unsafe impl $crate::abi::Fields for $name {
-            unsafe fn write_fields(&self, to: *mut Self) {
-                // SAFETY: the fields of the caller's struct.
-                unsafe { $( self.$field.write_fields(&raw mut (*to).$field); )* }
-            }
-        })*
+        $crate::abi::fields! { $( $name { $($field)* } )* }
     };
 }
 use given_structs;

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicI32;
 use libc::{pthread_cond_t, pthread_mutex_t};
 
 use super::context::ibv_context;
+use super::given::ibv_wc_tm_info;
 use super::work::{ibv_data_buf, ibv_mw_bind_info, ibv_recv_wr, ibv_sge};
 
 super::c_structs! {
@@ -118,11 +119,6 @@ super::c_structs! {
         read_flow_tag: unsafe extern "C" fn(*mut ibv_cq_ex) -> u32,
         read_tm_info: unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_wc_tm_info),
         read_completion_wallclock_ns: unsafe extern "C" fn(*mut ibv_cq_ex) -> u64,
-    }
-
-    struct ibv_wc_tm_info {
-        tag: u64,
-        r#priv: u32,
     }
 
     struct ibv_srq {

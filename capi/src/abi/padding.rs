@@ -29,7 +29,7 @@ macro_rules! numbers {
     )*};
 }
 
-numbers! { i8 u8 u16 i32 u32 u64 }
+numbers! { i8 u8 u16 i32 u32 u64 usize }
 
 // SAFETY: a pointer has no fields, and is written.
 unsafe impl<T> Fields for *mut T {
@@ -38,6 +38,21 @@ unsafe impl<T> Fields for *mut T {
         unsafe { to.write(*self) };
     }
 }
+
+/// Implements [`Fields`] for structs, of which it takes all fields.
+macro_rules! fields {
+    ($( $name:ident { $($field:ident)* } )*) => {$(
+        // SAFETY: writes the fields; the pattern has each of them.
+        unsafe impl $crate::abi::Fields for $name {
+            unsafe fn write_fields(&self, to: *mut Self) {
+                let Self { $($field),* } = self;
+                // SAFETY: the fields of the caller's struct.
+                unsafe { $( $crate::abi::Fields::write_fields($field, &raw mut (*to).$field); )* }
+            }
+        }
+    )*};
+}
+pub(crate) use fields;
 
 // SAFETY: writes each element.
 unsafe impl<T: Fields, const N: usize> Fields for [T; N] {

@@ -60,22 +60,6 @@ super::c_structs! {
         flags: c_uint,
         tm: OpsTags,
     }
-
-    struct ibv_wc {
-        wr_id: u64,
-        status: c_uint,
-        opcode: c_uint,
-        vendor_err: u32,
-        byte_len: u32,
-        imm_data: u32,
-        qp_num: u32,
-        src_qp: u32,
-        wc_flags: c_uint,
-        pkey_index: u16,
-        slid: u16,
-        sl: u8,
-        dlid_path_bits: u8,
-    }
 }
 
 impl ibv_sge {

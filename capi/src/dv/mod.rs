@@ -49,7 +49,7 @@ pub(crate) struct ContextAttr {
 }
 
 /// `struct mlx5dv_context` of rdma-core 65, as far as fields are filled in.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct DeviceContext {
     version: u8,
@@ -71,6 +71,15 @@ pub(crate) struct DeviceContext {
     crypto_caps: [u32; 3],
     max_dc_rd_atom: u64,
     max_dc_init_rd_atom: u64,
+}
+
+fields! {
+    DeviceContext {
+        version flags comp_mask cqe_comp_caps sw_parsing_caps striding_rq_caps
+        tunnel_offloads_caps max_dynamic_bfregs max_clock_info_update_nsec flow_action_flags
+        dc_odp_caps hca_core_clock num_lag_ports sig_caps dci_streams_caps max_wr_memcpy_length
+        crypto_caps max_dc_rd_atom max_dc_init_rd_atom
+    }
 }
 
 grown! {

@@ -59,6 +59,7 @@ grown! {
     }
 }
 
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct Ring {
     buf: *mut c_void,
@@ -67,6 +68,7 @@ struct Ring {
 }
 
 /// `struct mlx5dv_qp`, up to what its mask is about.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct QpParts {
     dbrec: *mut c_void,
@@ -78,6 +80,7 @@ struct QpParts {
 }
 
 /// `struct mlx5dv_cq`.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct CqParts {
     buf: *mut c_void,
@@ -90,6 +93,7 @@ struct CqParts {
 }
 
 /// `struct mlx5dv_srq`.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct SrqParts {
     buf: *mut c_void,
@@ -127,10 +131,19 @@ struct AhParts {
 }
 
 /// `struct mlx5dv_pd`.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct PdParts {
     pdn: u32,
     comp_mask: u64,
+}
+
+fields! {
+    Ring { buf wqe_cnt stride }
+    QpParts { dbrec sq rq bf_reg bf_size comp_mask }
+    CqParts { buf dbrec cqe_cnt cqe_size cq_uar cqn comp_mask }
+    SrqParts { buf dbrec stride head tail comp_mask srqn }
+    PdParts { pdn comp_mask }
 }
 
 /// `mlx5dv_init_obj`. On return each mask has the bits of the fields that were filled in.
@@ -182,7 +195,7 @@ unsafe fn fill_qp(pair: &Pair<ibv_qp, QpParts>) -> bool {
         comp_mask: 0,
     };
     // SAFETY: the caller's promise.
-    unsafe { pair.into.write(parts) };
+    unsafe { write_padded(&parts, pair.into) };
     true
 }
 
@@ -200,7 +213,7 @@ unsafe fn fill_cq(pair: &Pair<ibv_cq, CqParts>) -> bool {
         comp_mask: 0,
     };
     // SAFETY: the caller's promise.
-    unsafe { pair.into.write(parts) };
+    unsafe { write_padded(&parts, pair.into) };
     true
 }
 
@@ -263,6 +276,6 @@ unsafe fn fill_pd(pair: &Pair<ibv_pd, PdParts>) -> bool {
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { Pd::of(pair.object) }).domain() else { return false };
     // SAFETY: the caller's promise.
-    unsafe { pair.into.write(PdParts { pdn: domain.number(), comp_mask: 0 }) };
+    unsafe { write_padded(&PdParts { pdn: domain.number(), comp_mask: 0 }, pair.into) };
     true
 }

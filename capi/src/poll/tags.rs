@@ -41,5 +41,5 @@ pub(crate) unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, into: *mut ibv_
     // SAFETY: programs read fields between start and end of a poll.
     let (tag, context) = unsafe { current(cq) }.tag_info();
     // SAFETY: the caller's struct, to be written.
-    unsafe { into.write(ibv_wc_tm_info { tag, r#priv: context }) };
+    unsafe { write_padded(&ibv_wc_tm_info { tag, r#priv: context }, into) };
 }

@@ -196,7 +196,7 @@ unsafe fn write_unusual(completion: Completion<'_>, into: *mut ibv_wc) {
         dlid_path_bits: completion.dlid_path_bits(),
     };
     // SAFETY: the caller's place.
-    unsafe { into.write(wc) };
+    unsafe { write_padded(&wc, into) };
 }
 
 /// Status and `ibv_wc_opcode` of a send that went well, as they are in an `ibv_wc`. Together, so
