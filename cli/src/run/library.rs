@@ -34,9 +34,11 @@ fn installed() -> Outcome<PathBuf> {
     match places.into_iter().find(|place| place.is_file()) {
         Some(library) => Ok(library),
         None => Err(Failure::failed(format!(
-            "{NAME} is not beside this command in {} (cargo build --release -p uverbs-preload makes it; {VARIABLE} \
-             names it)",
-            directory.display()
+            "{NAME} is not beside this command: neither {} nor {} has it, and {VARIABLE} names no \
+             other place; in a clone of the repository, cargo build --release -p uverbs-preload \
+             makes target/release/{NAME}: copy it there or name it in {VARIABLE}",
+            directory.display(),
+            directory.join("../lib").display()
         ))),
     }
 }

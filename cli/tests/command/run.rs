@@ -55,7 +55,10 @@ fn a_missing_library_is_told_and_never_built() {
     let mut run = Command::new(&command);
     run.args(["run", "--", "true"]).env("CARGO", &cargo).env_remove("UVERBS_PRELOAD");
     run.env("PATH", format!("{}:/usr/bin:/bin", scratch.path().display()));
-    Running::start(&mut run).end().failure(1, "is not beside this command");
+    let ended = Running::start(&mut run).end().failure(1, "is not beside this command");
+    for words in ["debug/../lib", "cargo build --release -p uverbs-preload", "UVERBS_PRELOAD"] {
+        assert!(ended.stderr.contains(words), "{ended:?}");
+    }
     assert!(!witness.exists(), "cargo was called");
 }
 
