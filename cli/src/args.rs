@@ -284,7 +284,12 @@ pub(crate) enum Measure {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Perf {
     /// What to measure
-    #[arg(value_enum, required_unless_present = "listen", conflicts_with = "listen")]
+    #[arg(
+        value_enum,
+        value_name = "lat|bw|frames",
+        required_unless_present = "listen",
+        conflicts_with = "listen"
+    )]
     pub(crate) measure: Option<Measure>,
     /// The listening end's host name or address [default: run both ends here]
     pub(crate) host: Option<String>,

@@ -11,8 +11,11 @@ mod report;
 mod server;
 mod stalls;
 
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+
 use crate::args::{Measure, Perf};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Context, Failure, Outcome};
 
 /// The name of the subcommand.
 const SERVICE: &str = "perf";
@@ -23,6 +26,7 @@ pub(crate) fn run(arguments: &Perf) -> Outcome {
     {
         return Err(Failure::usage("--code and --no-code go with HOST or --listen"));
     }
+    arguments.plot.as_deref().map_or(Ok(()), check_picture)?;
     if let Some(cpu) = arguments.cpu {
         pin(cpu)?;
     }
@@ -31,6 +35,18 @@ pub(crate) fn run(arguments: &Perf) -> Outcome {
         None if arguments.measure == Some(Measure::Frames) => frames::run(arguments),
         None => client::run(arguments),
     }
+}
+
+/// Fails if the picture cannot be written, before anything is measured for it.
+fn check_picture(path: &Path) -> Outcome {
+    let is_new = !path.exists();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.context(|| format!("cannot write {}", path.display()))?;
+    if is_new {
+        // Only the results leave a file.
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
 }
 
 /// Keeps this process, the software device's threads included, on one processor.

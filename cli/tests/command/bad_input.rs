@@ -49,7 +49,7 @@ fn one_sentence_and_status_2() {
         ("pingpong fe80::1", "name its interface: fe80::1%eth0"),
         ("pingpong --cm fe80::1%nosuch", "no interface nosuch"),
         ("pingpong --child-of 1", "--listen"),
-        ("perf", "<MEASURE>"),
+        ("perf", "<lat|bw|frames>"),
         ("perf speed", "speed"),
         ("perf lat --sizes 1,x", "'x' is not a size"),
         ("perf lat --sizes 0", "'0' is not a size"),

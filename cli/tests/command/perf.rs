@@ -157,3 +157,18 @@ fn a_killed_end_ends_the_other() {
         survivor.end().failure(1, "");
     }
 }
+
+#[test]
+fn a_picture_that_cannot_be_written_fails_before_the_measurement() {
+    let scratch = Scratch::new("no-picture");
+    let directory = scratch.path().to_str().expect("a path");
+    for measure in ["lat", "frames"] {
+        let ended = run(&["perf", measure, "--plot", directory]);
+        let ended = ended.failure(1, &format!("cannot write {directory}: Is a directory"));
+        assert!(ended.stdout.is_empty(), "{ended:?}");
+    }
+    let picture = scratch.path().join("picture.svg");
+    let path = picture.to_str().expect("a path");
+    run(&["perf", "lat", "127.0.0.1", "--port", "1", "--plot", path]).failure(1, "cannot reach");
+    assert!(!picture.exists(), "nothing was measured");
+}
