@@ -20,9 +20,14 @@ pub(crate) const TRANSFER_PORT: u16 = 18516;
 /// TCP port of the out-of-band connection of `perf`.
 pub(crate) const PERF_PORT: u16 = 18517;
 
+/// The exit status of most subcommands.
+const STATUS: &str = "Exit status: 0 success; 1 a failure of device, peer, file or contents; 2 a command line or an \
+    input that cannot be right. The help of run, replay, wqe decode and cqe decode has theirs; doctor --check ends with \
+    1 if a setting is worth changing.";
+
 /// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
 #[derive(Debug, Parser)]
-#[command(name = "uverbs", version, propagate_version = true)]
+#[command(name = "uverbs", version, propagate_version = true, after_help = STATUS)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -97,7 +102,9 @@ pub(crate) enum Command {
     /// Statically linked programs, and programs that make system calls without the C library, do
     /// not find it.
     ///
-    /// Exit status: the program's, or 128 and the signal's number if a signal ended it.
+    /// Exit status: the program's, or 128 and the signal's number if a signal ended it. 2 if there
+    /// is no such program or an option is wrong, 1 if this command failed: its message begins with
+    /// `uverbs: `.
     Run(Run),
     /// Encode or decode work-queue entries
     #[command(subcommand)]

@@ -238,6 +238,8 @@ fn help_and_version_go_to_standard_output() {
     for argument in ["--help", "--version", "-h", "-V"] {
         let ended = Running::start(&mut uverbs(&[argument])).end().success();
         assert!(ended.stdout.contains("uverbs") && ended.stderr.is_empty(), "{ended:?}");
+        let is_help = argument.to_lowercase().contains("-h");
+        assert_eq!(ended.stdout.contains("Exit status: 0 success"), is_help, "{ended:?}");
     }
 }
 
