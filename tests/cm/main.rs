@@ -16,6 +16,7 @@ mod long;
 mod many;
 #[path = "../faults_observed/network.rs"]
 mod network;
+mod own_wires;
 #[path = "../common/peer.rs"]
 mod peer;
 mod process;

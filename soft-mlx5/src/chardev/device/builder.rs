@@ -219,6 +219,10 @@ impl DeviceBuilder {
 
     /// Uses this wire, on which the device has this place (a [`Station`] or an [`Interface`]). The
     /// wire wakes the device with `waker`.
+    ///
+    /// The connection manager takes every station for a neighbour, because it does not know where
+    /// such a wire leads. `127.0.0.1` is the device itself there, not a listener of another one:
+    /// that takes [`DeviceBuilder::wire_to_network`], with a wire that leads to the network.
     pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, place: impl Into<Place>) -> Self {
         let place = place.into();
         self.wire = WireChoice::Given { wire, waker, place, leads_to_network: false };

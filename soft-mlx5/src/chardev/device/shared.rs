@@ -80,11 +80,19 @@ impl Reach {
     /// Whether a neighbour has the GID.
     pub(crate) fn has(&self, gid: Gid, now: u64) -> bool {
         match self {
-            Self::Network(found) => {
-                Station::from_gid(gid).is_some_and(|station| found.has(station, now))
-            }
             Self::Routed(interface) => interface.has_route_to(gid),
-            Self::Itself => false,
+            Self::Unknown => true,
+            Self::Network(_) | Self::Itself => {
+                Station::from_gid(gid).is_some_and(|station| self.has_station(station, now))
+            }
+        }
+    }
+
+    /// Whether a neighbour has the station.
+    pub(crate) fn has_station(&self, station: Station, now: u64) -> bool {
+        match self {
+            Self::Network(found) => found.has(station, now),
+            Self::Routed(_) | Self::Itself => false,
             Self::Unknown => true,
         }
     }

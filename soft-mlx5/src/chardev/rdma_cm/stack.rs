@@ -10,7 +10,7 @@ use super::directory;
 use crate::chardev::SoftDevice;
 use crate::chardev::device::options::{GidType, Options};
 use crate::packet::{Addressing, Gid};
-use crate::wire::{Interface as NetInterface, Neighbours, Place, Station, gid_of as gid_at};
+use crate::wire::{Interface as NetInterface, Place, Station, gid_of as gid_at};
 use uverbs_soft_cm::cma::{
     Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
 };
@@ -28,12 +28,11 @@ const ACK_DELAY: u8 = 16;
 #[derive(Debug)]
 pub(super) struct Stack {
     devices: Vec<SoftDevice>,
-    neighbours: Neighbours,
 }
 
 impl Stack {
     pub(super) fn new(devices: &[SoftDevice]) -> Self {
-        Self { devices: devices.to_vec(), neighbours: Neighbours::default() }
+        Self { devices: devices.to_vec() }
     }
 
     pub(super) fn devices(&self) -> &[SoftDevice] {
@@ -208,7 +207,9 @@ impl Addresses for Stack {
         }
         let station = Station::destination(to);
         station.is_some_and(|station| {
-            self.find(station).is_some() || self.neighbours.has(station, now)
+            let reach = self.devices.get(device).map(|device| device.shared.reach());
+            self.find(station).is_some()
+                || reach.is_some_and(|reach| reach.has_station(station, now))
         })
     }
 }
