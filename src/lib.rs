@@ -8,8 +8,9 @@
 //!
 //! Two layers post. The safe one, [`QueuePair`], [`CompletionQueue`] and [`SharedReceiveQueue`],
 //! takes slots of registered memory ([`safe`]); the raw one ([`raw`]) takes addresses and keys and
-//! is `unsafe`. With the cargo feature `soft` a software ConnectX is built in, opened by name
-//! (`soft`) or by `UVERBS_DEVICE=soft`, never by itself.
+//! is `unsafe`. Generic code has the layer as a parameter: [`layer::Safe`], [`layer::Raw`]. With
+//! the cargo feature `soft` a software ConnectX is built in, opened by name (`soft`) or by
+//! `UVERBS_DEVICE=soft`, never by itself.
 //!
 //! # What to use for what
 //! Each of these has an example. A search for a C name (`ibv_post_send`) finds its counterpart
@@ -17,13 +18,13 @@
 //!
 //! | for | use |
 //! |---|---|
-//! | a server and clients that meet by address | [`cm::listen`], [`cm::connect`] |
+//! | a server and clients that meet by address | [`cm`]: [`cm::listen`], [`cm::connect`] |
 //! | ends that exchange 48 bytes themselves | [`QueuePair::endpoint`], [`QueuePair::connect`] |
 //! | messages without `unsafe` | [`Slab`], [`QueuePair`], [`CompletionQueue`] |
 //! | the fewest instructions, addresses and keys | [`raw`] |
-//! | memory that peers read and write | [`MemoryRegion`], [`MemoryView`], [`op::Write`] |
+//! | memory that peers read and write | [`MemoryRegion`], [`MemoryView`], [`op::Write`] ([`raw`]) |
 //! | one receive queue for many peers | [`ProtectionDomain::create_srq`] |
-//! | datagrams, multicast | [`qp_type::Ud`], [`ProtectionDomain::create_ah`] |
+//! | datagrams, multicast | [`qp_type::Ud`], [`AddressHandle`] |
 //! | Ethernet frames past the kernel | [`ethernet`], [`flow`] |
 //! | sleeping until a completion | [`CompletionChannel`]; in tasks of tokio `uverbs::tokio` |
 //! | byte streams like `TcpStream` | the crate `uverbs-stream` |
@@ -140,7 +141,8 @@ pub use srq::{SrqBuilder, SrqHandle};
 #[doc = include_str!("../docs/from-libibverbs.md")]
 pub mod from_libibverbs {}
 
-/// The software ConnectX: building one, breaking one on purpose.
+/// The software ConnectX: building one, breaking one on purpose. Where an example says
+/// `uverbs_soft`, a program says `uverbs::soft`.
 ///
 /// Two devices, of which the first loses its first packet; the message arrives all the same:
 ///
@@ -210,6 +212,7 @@ pub mod soft {
     #[doc(hidden)]
     pub use uverbs_soft::signals;
     pub use uverbs_soft::{fault, packet, prng, replay, settings, wire};
+    pub use uverbs_uapi::objects;
 }
 
 /// The examples of the README compile and run.

@@ -17,9 +17,8 @@
 //! let rules = vec![Rule { opcode: Some(Opcode::RC_ACKNOWLEDGE), nth: 1, fault: Fault::Drop }];
 //! let wire = Faulty::new(port, FaultPlan { seed: 7, rules, ..FaultPlan::default() });
 //! let control = wire.control();
-//! let device = SoftDevice::builder("soft0").wire_to_network(Box::new(wire), waker, station);
-//! let device = device.build()?;
-//! // … traffic, in the test of a program …
+//! let device = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station).build()?;
+//! // … traffic, as the test of a program has it …
 //! control.set_plan(FaultPlan::cut());
 //! assert_eq!(control.counters().dropped, 0, "nothing was sent here");
 //! # drop(device);

@@ -12,8 +12,9 @@ use uverbs_uapi::objects::{MethodId, ObjectId};
 pub enum Moment {
     /// Before the n-th ioctl of any kind has done anything.
     Call(u64),
-    /// Before the n-th call of one method has done anything. The crate `uverbs-uapi` has the ids.
-    /// Write commands are all one method of the device object.
+    /// Before the n-th call of one method has done anything. [`uverbs_uapi::objects`], which
+    /// programs see as `uverbs::soft::objects`, has the ids: `cq::OBJECT` and
+    /// `cq::create::METHOD`, for example. Write commands are all one method of the device object.
     Method(ObjectId, MethodId, u64),
     /// At the end of the n-th ioctl that would have succeeded, as when the answer cannot be copied
     /// out. Objects that it created are destroyed; what it destroyed or changed stays so.
