@@ -286,7 +286,8 @@ impl<C: Clock> Frame<'_, C> {
     }
 
     /// Keeps the frame. Its buffer belongs to the program from now on, and the queue uses `spare`
-    /// instead.
+    /// instead. With spares of the slab of [`RxBuilder::buffers`](super::RxBuilder::buffers),
+    /// buffers that the program drops become spares again.
     ///
     /// # Errors
     /// `spare`, if it is shorter than the queue's buffers or of another protection domain. The
