@@ -80,22 +80,9 @@
 //! }
 //! ```
 //! ```compile_fail,E0308
-//! use uverbs::qp_type::Rc;
-//! fn mixed(pd: &uverbs::ProtectionDomain, cq: &uverbs::CqHandle) {
-//!     // expected `&CqHandle<Raw>`, found `&CqHandle<Safe>`
-//!     let _ = pd.create_raw_qp::<Rc>(cq, cq);
-//! }
-//! ```
-//! ```compile_fail,E0308
 //! use uverbs::{qp_type::Rc, raw};
 //! fn mixed(raw: raw::QpBuilder<Rc>, srq: &uverbs::SharedReceiveQueue) {
 //!     let _ = raw.shared_receive_queue(srq.handle());
-//! }
-//! ```
-//! ```compile_fail,E0308
-//! use uverbs::{QpBuilder, qp_type::Rc, raw};
-//! fn mixed(safe: QpBuilder<Rc>, srq: &raw::SharedReceiveQueue) {
-//!     let _ = safe.shared_receive_queue(srq.handle());
 //! }
 //! ```
 //!
@@ -104,11 +91,8 @@
 //!
 //! The safe layer adds no lock, allocation or reference count. It adds the checks of the slot's
 //! domain, queue pair and completion queue, and the words that are written when a slot goes into
-//! flight and comes back. A poll compares one word: sends and receives of a queue pair each hand
-//! back the flight that their slots are in, but for the completion queue. Of several polled
-//! together four more keep the place in the ring in memory, where no guard that is leaked can bring
-//! it back. A completion that also releases slots which were posted unsignaled before takes a mutex
-//! of their slab and counts for each of them.
+//! flight and comes back. A completion that also releases slots which were posted unsignaled before
+//! takes a mutex of their slab and counts for each of them.
 
 pub use crate::cq::CompletionQueue;
 pub use crate::cq::poll::Completion;

@@ -108,17 +108,6 @@ impl<C: Clock> TxQueue<C> {
     /// It is fastest to copy the template and set the copy's fields just before the call: the
     /// compiler keeps the copy in registers.
     ///
-    /// ```no_run
-    /// # use uverbs::ethernet::{Field, Template, TxQueue};
-    /// # fn quote(tx: &mut TxQueue, template: &Template<2>, price: u64) -> uverbs::Result<()> {
-    /// const PRICE: Field<u64, 50> = Field::new();
-    /// let mut order = *template;
-    /// assert!(order.set(PRICE, price));
-    /// tx.send(1, &order)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
     /// # Errors
     /// [`PostError::Full`] while too many frames are outstanding: [`TxQueue::poll`] or
     /// [`TxQueue::reap`] make space. `QueueFailed` once one of these has found that a frame failed:

@@ -25,17 +25,6 @@ use crate::host::system::Inherited;
 ///
 /// Dereferences to the filled part: nothing after [`Slab::take`](crate::Slab::take), then what was
 /// [written](Slot::write), received or read. Dropping it gives it back to its slab.
-///
-/// ```no_run
-/// let pd = uverbs::open_default()?.alloc_pd()?;
-/// let slab = pd.create_slab(64, 4096)?;
-/// let mut slot = slab.take().ok_or("no slot is free")?;
-/// slot.write(b"hello")?;
-/// assert_eq!((&slot[..], slab.free()), (&b"hello"[..], 63));
-/// drop(slot);
-/// assert_eq!(slab.free(), 64);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub struct Slot(NonNull<Header>);
 
 // SAFETY: a slot is exclusive access to its bytes and header, which are not bound to a thread.
