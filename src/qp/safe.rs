@@ -132,7 +132,9 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         })
     }
 
-    /// Posts an atomic whose result goes into the first 8 bytes of `slot`.
+    /// Posts an atomic ([`FetchAdd`](crate::op::FetchAdd),
+    /// [`CompareSwap`](crate::op::CompareSwap)). The old value goes into the first 8 bytes of
+    /// `slot`, in this machine's byte order.
     ///
     /// # Errors
     /// The slot, with the reason: `BadAtomic` also for a slot of less than 8 bytes.
