@@ -261,7 +261,7 @@ fn a_port_taken_at_all_addresses_is_taken_at_each() {
     let all = Listener::builder().context(&context).bind("0.0.0.0:0").unwrap();
     address.set_port(all.local_address().unwrap().port());
     let error = Listener::builder().context(&context).bind(address).unwrap_err();
-    assert!(error.cause().contains("has the port"), "{error}");
+    assert!(error.cause().contains("bound to the port"), "{error}");
 }
 
 #[test]
