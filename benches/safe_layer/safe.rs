@@ -35,7 +35,9 @@ impl Safe {
         qp.connect(&own)?;
         let slab = pd.create_slab(OPERATIONS as u32, BYTES)?;
         let mut slots: Vec<Slot> = std::iter::from_fn(|| slab.take()).collect();
-        slots.iter_mut().for_each(|slot| slot.set_len(BYTES as usize));
+        for slot in &mut slots {
+            slot.set_len(BYTES as usize);
+        }
         let write = op::Write(Remote::new(0x1000, 0x1234));
         let template = qp.template(write, &[7; 16], PostFlags::SIGNALED)?;
         let shared = SafeShared::new(&device, &pd)?;

@@ -36,7 +36,9 @@ impl Safe {
         qp.connect(&own)?;
         let slab = pd.create_slab(OPERATIONS as u32, 64)?;
         let mut slots: Vec<Slot> = std::iter::from_fn(|| slab.take()).collect();
-        slots.iter_mut().for_each(|slot| slot.set_len(64));
+        for slot in &mut slots {
+            slot.set_len(64);
+        }
         let numbers = halted::numbers_of(&device, qp.number());
         let cqe = halted::producer(&device, numbers);
         Ok(Self { cq, qp, numbers, cqe, slots, sent: 0, received: 0, _slab: slab })
