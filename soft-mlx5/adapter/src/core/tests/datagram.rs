@@ -3,6 +3,7 @@
 use uverbs_mlx5_format::{AddressVector, CqeOpcode, Opcode, Syndrome};
 
 use super::harness::*;
+use super::loss::Dice;
 use crate::core::*;
 use crate::packet::{Gid, Operation};
 
@@ -237,6 +238,56 @@ fn a_uc_message_with_a_missing_packet_is_lost_and_the_next_one_arrives() {
         let got = pair.one(1);
         assert_eq!((got.bytes, got.index), (4, 0), "the receive of the lost message is used again");
         assert_eq!(pair.host(1).bytes(inbox.address, 4), b"next");
+    }
+}
+
+/// Over a wire that loses packets, some messages are lost. Each of the others arrives once, whole
+/// and in order, in the next receive. WRITEs without immediate are between them. Where the wire
+/// reorders packets, it may reorder messages of one packet, because any first packet is accepted.
+#[test]
+fn a_uc_message_arrives_whole_or_not_at_all() {
+    const MESSAGES: usize = 40;
+    const LEN: u64 = 3000;
+    for seed in 0..60 {
+        let (mut dice, reorders) = (Dice::new(seed), seed % 2 == 1);
+        let mut pair = Pair::with_attributes(QpType::Uc, |_, attributes| {
+            attributes.mtu = Some(Mtu::M256);
+            attributes.send_psn = Some(0xff_ffb0);
+            attributes.receive_psn = Some(0xff_ffb0);
+        });
+        let (from, to) = (pair.host(0).region(LEN, ALL), pair.host(1).region(LEN, ALL));
+        let inbox = pair.host(1).region(LEN * MESSAGES as u64, ALL);
+        let data = pair.host(0).fill(from, seed as u8);
+        let mut sent = Vec::new();
+        for number in 0..MESSAGES as u64 {
+            let part = Region { address: inbox.address + number * LEN, len: LEN, ..inbox };
+            pair.post_receive(1, part);
+            let len = 1 + dice.roll([256, LEN][number as usize % 2]);
+            let wr = match dice.roll(3) {
+                0 => Wr::write(to.address, to.key),
+                _ => Wr::send().immediate(Opcode::SEND_IMMEDIATE, number as u32),
+            };
+            if wr.opcode == Opcode::SEND_IMMEDIATE {
+                sent.push((number as u32, len as u32));
+            }
+            pair.post(0, &wr.from(from, 0, len as u32));
+        }
+        pair.world.run_until_idle_with(&mut |_| match dice.roll(12) {
+            0 => Fate::Drop,
+            1 if reorders => Fate::Late,
+            _ => Fate::Pass,
+        });
+        assert_eq!(pair.poll(0).len(), MESSAGES, "seed {seed}: the sender gets no error");
+        for (place, done) in pair.poll(1).iter().enumerate() {
+            let message = (done.immediate, done.bytes);
+            assert_eq!((done.syndrome, done.index), (None, place as u16), "seed {seed}");
+            let found = sent.iter().position(|sent| *sent == message);
+            let found = found.unwrap_or_else(|| panic!("seed {seed}: {message:?}"));
+            sent.drain(if reorders { found } else { 0 }..=found);
+            let got = pair.host(1).bytes(inbox.address + place as u64 * LEN, done.bytes.into());
+            assert!(got == data[..got.len()], "seed {seed}: {message:?}");
+        }
+        assert_eq!(pair.state(1), QpState::ReadyToSend);
     }
 }
 
