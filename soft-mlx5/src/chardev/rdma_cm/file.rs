@@ -44,8 +44,8 @@ impl CmFile {
         state.queues.get(&self.number).map_or(-1, |queue| queue.kept().as_raw_fd())
     }
 
-    /// The number of a command's error. Linux answers 524, its own ENOTSUPP, to joining some groups;
-    /// C has no name for it, and it is the only such error that [`Errno`] cannot hold.
+    /// The number of a command's error. Linux answers 524, its own ENOTSUPP, to joining some
+    /// groups. C has no name for it, and it is the only such error that [`Errno`] cannot hold.
     pub fn errno_number(errno: Errno) -> i32 {
         const NOT_SUPPORTED: i32 = 524;
         if errno == Errno::UnknownErrno { NOT_SUPPORTED } else { errno as i32 }
