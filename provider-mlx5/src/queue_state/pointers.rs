@@ -77,20 +77,6 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
         (index.wrapping_sub(self.base()), self.last())
     }
 
-    /// `last_word` of the 16-bit index in the upper half of `index`, for [`Side::retire`]; `None`
-    /// if it is not outstanding. The acquire load makes the request visible, in particular its id.
-    #[inline(always)]
-    fn outstanding_word(self, index: u32) -> Option<u32> {
-        let (word, last) = self.compared(index);
-        if word > last {
-            return Some(word);
-        }
-        crate::hint::cold_path();
-        let (word, last) = self.by_now(word);
-        self.side().retire(last);
-        (word > last).then_some(word)
-    }
-
     /// The current `last_word` for `word`, and for the index that completed last. The caller stores
     /// the latter, or another one that it retires.
     #[inline(always)]
@@ -132,23 +118,47 @@ fn fast_base_of(end: u32) -> u32 {
 }
 
 impl PolledSends<'_> {
-    /// `last_word` of the send at the 16-bit index in the upper half of `index`, for
-    /// [`Side::retire`], and its id. `None` if the send is not outstanding, or its id alone does
-    /// not say that a request starts there; then the slow path decides, and no observable state has
-    /// changed.
+    /// `last_word` of the send at the 16-bit index in the upper half of `index`, and its id. The
+    /// caller passes the word to [`Side::retire`] before anything reads the side. `None` if the
+    /// send is not outstanding, or its id alone does not say that a request starts there; then the
+    /// slow path decides, and no observable state has changed.
     #[inline(always)]
     pub(crate) fn outstanding(self, index: u32) -> Option<(u32, u64)> {
-        let word = self.outstanding_word(index)?;
+        let (word, last) = self.compared(index);
+        if word > last {
+            return Some((word, self.id_of_start(index)?));
+        }
+        crate::hint::cold_path();
+        let (word, last) = self.by_now(word);
+        let wr_id = if word > last { self.id_of_start(index) } else { None };
+        // Otherwise the caller stores `word` there.
+        if wr_id.is_none() {
+            self.side().retire(last);
+        }
+        Some((word, wr_id?))
+    }
+
+    /// The id of the send at the 16-bit index in the upper half of `index`.
+    #[inline(always)]
+    fn id_of_start(self, index: u32) -> Option<u64> {
         let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
-        (wr_id != NO_START).then_some((word, wr_id))
+        (wr_id != NO_START).then_some(wr_id)
     }
 }
 
 impl PolledReceives<'_> {
-    /// [`Polled::outstanding_word`].
+    /// `last_word` of the 16-bit index in the upper half of `index`, for [`Side::retire`]; `None`
+    /// if it is not outstanding. The acquire load makes the request visible, in particular its id.
     #[inline(always)]
     pub(crate) fn outstanding(self, index: u32) -> Option<u32> {
-        self.outstanding_word(index)
+        let (word, last) = self.compared(index);
+        if word > last {
+            return Some(word);
+        }
+        crate::hint::cold_path();
+        let (word, last) = self.by_now(word);
+        self.side().retire(last);
+        (word > last).then_some(word)
     }
 
     /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it.
