@@ -713,7 +713,8 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
     /// The buffer of an entry that is added stays registered, and is not read or written by this
     /// process until a message has completed the entry, the entry was removed, or the SRQ was
     /// destroyed. A removal that makes no completion does not say when it is done: a later change's
-    /// completion does.
+    /// completion does. Until that was polled, no entry is added: it may get the handle of the
+    /// entry that was removed, and a message that this one took before would complete it.
     #[cold]
     #[inline(never)]
     pub unsafe fn build_tags(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {
