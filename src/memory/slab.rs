@@ -155,8 +155,8 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A free slot, of length 0; `None` if all are held or in flight. In a forked child also `None` if another
-    /// thread of the parent was taking or dropping a slot at the fork.
+    /// A free slot, of length 0; `None` if all are held or in flight. In a forked child also `None`
+    /// if another thread of the parent was taking or dropping a slot at the fork.
     ///
     /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and counts a
     /// reference to the slab. On a hot path use the slots that completions return, and give each
