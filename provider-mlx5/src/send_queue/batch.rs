@@ -1,6 +1,6 @@
 //! Batches: requests that are built one after the other and published together.
 
-use core::mem::ManuallyDrop;
+use core::mem::{ManuallyDrop, MaybeUninit};
 
 use super::encode::{Promised, Request};
 use super::payload::{Payload, SgeList};
@@ -134,11 +134,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.take_over(at);
     }
 
-    /// [`SendQueue::build`] of any data, out of line, for a batch that is at [`Next::at`].
+    /// Builds a request of any data, out of line, for a batch that is at [`Next::at`]. (All of
+    /// [`Next`] would have to go through memory.)
     #[inline(never)]
     fn build_general<O: Operation, P: Payload>(
         &mut self,
         at: usize,
+        limit: usize,
         wr_id: u64,
         operation: O,
         payload: Promised<P>,
@@ -147,15 +149,21 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.check(operation)?;
         let mut list = SgeList::new();
         let request = payload.request(operation, flags, &self.limits, &mut list)?;
-        let mut next = self.open_at(at, request.blocks() as u32)?;
+        let blocks = request.blocks();
+        let mut next = self.ring.next_within(self.counter_at(at), at, limit);
+        if !next.has(blocks) {
+            next = self.open_at(at, blocks as u32)?;
+        }
         if request.is_direct() {
             if let Some(placed) = next.place_any(request) {
                 placed.write(wr_id, self.base, self);
                 return Ok(next);
             }
         }
-        let next = self.build(self.place_at(next.at()), wr_id, request)?;
-        Ok(self.resume(next))
+        let mut aside = MaybeUninit::uninit();
+        let image = request.image(self.number, &mut aside);
+        let (flags, fences) = (PostFlags::empty(), request.fences());
+        self.build_image_at(next.at(), wr_id, image, flags, fences)
     }
 
     /// [`SendQueue::build_image`], out of line, for a batch that is at [`Next::at`].
@@ -166,9 +174,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         wr_id: u64,
         image: Promised<&[WideBlock]>,
         flags: PostFlags,
+        fences: Option<u8>,
     ) -> Result<Next, PostError> {
         let at = self.place_at(at);
-        let next = self.build_image(at, wr_id, image, flags)?;
+        let next = self.build_image(at, wr_id, image, flags, fences)?;
         Ok(self.resume(next))
     }
 }
@@ -218,22 +227,22 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         self.queue.check(operation)?;
-        // Does not call `build_promised_general`: with it, sends of 16 cost four instructions more.
-        let at = self.next.at();
+        // Does not call `build_promised_general` for SGEs: with it, sends of 16 cost four
+        // instructions more.
+        let (at, limit) = self.next.at_and_limit();
         if !P::IS_READ_TO {
             // Inline data. One call for all that the fast path does not take: with several the
             // compiler keeps fewer constants in registers.
-            if !self.build_promised_fast(wr_id, operation, payload, flags) {
-                crate::hint::cold_path();
-                let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
-                self.go_on(next);
+            if self.build_promised_fast(wr_id, operation, payload, flags) {
+                return Ok(());
             }
-            return Ok(());
+            crate::hint::cold_path();
+            return self.build_promised_general(wr_id, operation, payload, flags);
         }
         let Some(request) = payload.usual(&operation, flags, &self.queue.limits) else {
             crate::hint::cold_path();
             let payload = payload.again();
-            let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
+            let next = self.queue.build_general(at, limit, wr_id, operation, payload, flags)?;
             self.go_on(next);
             return Ok(());
         };
@@ -254,7 +263,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         }
         crate::hint::cold_path();
         let payload = payload.again();
-        let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
+        let next = self.queue.build_general(at, limit, wr_id, operation, payload, flags)?;
         self.go_on(next);
         Ok(())
     }
@@ -268,8 +277,8 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         payload: Promised<P>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        let at = self.next.at();
-        let next = self.queue.build_general(at, wr_id, operation, payload, flags)?;
+        let (at, limit) = self.next.at_and_limit();
+        let next = self.queue.build_general(at, limit, wr_id, operation, payload, flags)?;
         self.go_on(next);
         Ok(())
     }
@@ -387,7 +396,7 @@ impl<'q, T: Transport, R: Register> Batch<'q, T, R> {
         image: Promised<&[WideBlock]>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        let next = self.queue.build_image_at(self.next.at(), wr_id, image, flags)?;
+        let next = self.queue.build_image_at(self.next.at(), wr_id, image, flags, None)?;
         self.go_on(next);
         Ok(())
     }

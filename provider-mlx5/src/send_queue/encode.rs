@@ -67,12 +67,13 @@ pub(super) fn with_flags(control: Wide, flags: PostFlags) -> Wide {
     or(control, wide([0, mode_word(flags.bits(), 0)]))
 }
 
-/// What of the queue's `mode` applies to a request with this control segment: a fence that the
-/// request asks for replaces the small one. Both bits together would name no fence.
+/// A control segment's octoword with the fence that the request before it requires. One that the
+/// request asks for replaces it: both bits together would name no fence.
 #[inline(always)]
-pub(super) fn fenced_once(control: Octoword, mode: u64) -> u64 {
+pub(super) fn with_fence(control: Wide, fence: u8) -> Wide {
     const FENCE: u64 = mode_word(Fence::MASK, 0);
-    if control[1] & FENCE == 0 { mode } else { mode & !FENCE }
+    let asks = narrow(control)[1] & FENCE != 0;
+    if fence == 0 || asks { control } else { or(control, wide([0, mode_word(fence, 0)])) }
 }
 
 /// Where the id of a request comes from.
@@ -154,10 +155,10 @@ impl<O: Operation, P: Payload> Request<O, P> {
         Ok(request)
     }
 
-    /// The operation.
+    /// If the next request has to wait for this one: what kind of change this is.
     #[inline(always)]
-    pub(super) fn operation(&self) -> &O {
-        &self.operation
+    pub(super) fn fences(&self) -> Option<u8> {
+        O::FENCES_NEXT.then(|| self.operation.kind())
     }
 
     /// Whether the fast path may take the request.

@@ -72,7 +72,7 @@ impl<T: Transport, R: Register> Batch<'_, T, R> {
         let start = queue.place_at(at);
         let is_told = TOLD && queue.state().tells_encoded();
         let id = if is_told { NO_START } else { wr_id };
-        let mut next = queue.build_image(start, id, encoded.image(), PostFlags::empty())?;
+        let mut next = queue.build_image(start, id, encoded.image(), PostFlags::empty(), None)?;
         next.fence = fence;
         if is_told {
             queue.state().set_encoded(start.head, wr_id);

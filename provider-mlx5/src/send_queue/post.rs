@@ -8,6 +8,7 @@
 
 use core::borrow::Borrow;
 use core::marker::PhantomData;
+use core::mem::MaybeUninit;
 
 use super::encode::{Promised, Request, composed, short_blocks};
 use super::encoded::Encoded;
@@ -202,24 +203,22 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let request = payload.request(operation, flags, &self.limits, &mut list)?;
         let blocks = request.blocks();
         let is_open = self.next.has(blocks);
-        if !is_open {
-            self.end_batch();
-            self.claim(self.head, blocks as u32)?;
-        }
-        // This may panic: the fast path is not open for this request's blocks yet.
-        let wr_id = wr_id.take();
-        if !is_open {
-            self.open_at_head(blocks as u32);
-        }
+        let wr_id = if is_open {
+            wr_id.take()
+        } else {
+            let (wr_id, found) = self.refill(wr_id, blocks as u32);
+            found?;
+            wr_id
+        };
         if request.is_direct() && self.next.has(blocks) {
             // SAFETY: open so far.
             unsafe { self.post_direct(wr_id, *request, blocks) };
             return Ok(());
         }
-        let start = self.head;
-        let next = self.build(self.place(), wr_id, request)?;
-        self.move_to(next);
-        self.ring_from_ring(start);
+        let mut aside = MaybeUninit::uninit();
+        let image = request.image(self.number, &mut aside);
+        // SAFETY: the fast path was open for the blocks, or they were found.
+        unsafe { self.post_claimed(wr_id, image, PostFlags::empty(), request.fences()) };
         Ok(())
     }
 

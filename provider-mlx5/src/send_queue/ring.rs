@@ -3,11 +3,8 @@
 
 #![allow(unsafe_code)]
 
-use core::mem::MaybeUninit;
-
 use super::encode::{
-    Promised, Request, Wqe, fenced_once, first_word, mode_word, second_word, short_blocks,
-    with_flags,
+    Promised, Request, Wqe, first_word, second_word, short_blocks, with_fence, with_flags,
 };
 use super::payload::{Inline, PREFIX, Payload, segment_octowords};
 use super::space::{Counted, Needed, Place};
@@ -15,7 +12,7 @@ use super::steps::{Common, Header};
 use super::wide::{
     Wide, WideBlock, copy_ends, copy_few, copy_request, few_rounds, narrow, or, store_block, wide,
 };
-use super::{Block, Operation, RequestId, SendQueue, Template, Transport, place};
+use super::{Block, Operation, SendQueue, Template, Transport, place};
 use crate::format::{ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::Register;
@@ -487,6 +484,14 @@ impl SendRing {
         Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
     }
 
+    /// The fast path that is at [`Next::at`] and has this limit, where the counter is `index`. (At
+    /// the end of its lap [`Next::at`] is above the counter's 16 bits.)
+    #[inline(always)]
+    pub(super) fn next_within(&self, index: u32, at: usize, limit: usize) -> Next {
+        let entry = self.entries.wrapping_add((index & self.mask) as usize);
+        Next { base: self.block(index).wrapping_byte_sub(at), entry, at, limit }
+    }
+
     /// Blocks from a counter to the ring's end.
     #[inline(always)]
     pub(super) fn before_end(&self, counter: u32) -> u32 {
@@ -507,8 +512,27 @@ impl SendRing {
         u32::from(ds).div_ceil(4)
     }
 
-    /// [`SendQueue::note_blocks`] of a request that does not straddle the ring's end, and whose id
-    /// is at `entry`; it ends at counter `end`.
+    /// Enters the id of the request of `blocks` blocks at counter `start`, and marks its other
+    /// blocks, so that no other request is taken to start there.
+    #[inline(always)]
+    fn note(&self, start: u32, blocks: u32, wr_id: u64) {
+        let end = start.wrapping_add(blocks);
+        // SAFETY: the table has an id for each block, and then an end for each.
+        let entry = |counter: u32, behind: u32| unsafe {
+            &*self.entries.add(((counter & self.mask) + behind) as usize)
+        };
+        entry(start, 0).store(wr_id, Ordering::Relaxed);
+        for counter in (1..blocks).map(|block| start.wrapping_add(block)) {
+            few_rounds();
+            entry(counter, 0).store(NO_START, Ordering::Relaxed);
+        }
+        if blocks > 1 {
+            entry(start.wrapping_add(1), self.blocks()).store(end.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// The marks of [`SendRing::note`] for a request that does not straddle the ring's end, and
+    /// whose id is at `entry`; it ends at counter `end`.
     ///
     /// # Safety
     /// The entries of the request's blocks are in this queue's table.
@@ -528,52 +552,87 @@ impl SendRing {
 }
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// Builds any request at `at` by way of a buffer, and returns the place after it.
-    #[inline(always)]
-    pub(super) fn build<I: RequestId, O: Operation, P: Payload>(
+    /// Posts a request that was encoded before, wherever space has to be looked for.
+    #[inline(never)]
+    pub(super) fn post_image(
         &mut self,
-        at: Place,
-        wr_id: I,
-        request: Promised<Request<O, P>>,
-    ) -> Result<Place, PostError> {
-        let mut aside = MaybeUninit::uninit();
-        let image = request.image(self.number, &mut aside);
-        let mut next = self.build_image(at, wr_id, image, PostFlags::empty())?;
-        if O::FENCES_NEXT {
-            self.state().set_send_kind(at.head, request.operation().kind());
-            next.fence = Fence::SMALL.0;
-        }
-        Ok(next)
+        wr_id: u64,
+        image: Promised<&[WideBlock]>,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        self.end_batch();
+        self.claim(self.head, image.len() as u32)?;
+        // SAFETY: just claimed.
+        unsafe { self.post_claimed(wr_id, image, flags, None) };
+        Ok(())
+    }
+
+    /// [`SendQueue::post_image`] of a request for which there is space. `fences` is
+    /// [`Request::fences`].
+    ///
+    /// # Safety
+    /// So many blocks from the head on are free.
+    #[inline(never)]
+    pub(super) unsafe fn post_claimed(
+        &mut self,
+        wr_id: u64,
+        image: Promised<&[WideBlock]>,
+        flags: PostFlags,
+        fences: Option<u8>,
+    ) {
+        let start = self.head;
+        // SAFETY: passed on to the caller.
+        let next = unsafe { self.write_image(self.place(), wr_id, image, flags, fences) };
+        self.move_to(next);
+        self.ring_from_ring(start);
     }
 
     /// Builds a request that was encoded before at `at`, around the ring's end if need be, and
     /// returns the place after it. The queue's head does not move: the caller moves it.
     #[inline(never)]
-    pub(super) fn build_image<I: RequestId>(
+    pub(super) fn build_image(
         &mut self,
         at: Place,
-        wr_id: I,
+        wr_id: u64,
         image: Promised<&[WideBlock]>,
         flags: PostFlags,
+        fences: Option<u8>,
     ) -> Result<Place, PostError> {
-        let [[first, rest @ ..], others @ ..] = *image else {
-            return Err(PostError::NotATemplate);
-        };
-        let own = with_flags(*first, flags);
+        self.claim(at.head, image.len() as u32)?;
+        // SAFETY: just claimed.
+        Ok(unsafe { self.write_image(at, wr_id, image, flags, fences) })
+    }
+
+    /// [`SendQueue::build_image`] of a request for which there is space.
+    ///
+    /// # Safety
+    /// So many blocks from `at` on are free.
+    #[inline(always)]
+    unsafe fn write_image(
+        &self,
+        at: Place,
+        wr_id: u64,
+        image: Promised<&[WideBlock]>,
+        flags: PostFlags,
+        fences: Option<u8>,
+    ) -> Place {
         let blocks = image.len() as u32;
-        self.claim(at.head, blocks)?;
-        let mode = fenced_once(narrow(own), self.mode | mode_word(at.fence, 0));
-        let control = or(self.stamp(place(at.head), own), wide([0, mode]));
-        // SAFETY: the blocks are free.
-        unsafe {
-            store_block(self.ring.block(at.head), &[control, rest[0], rest[1], rest[2]]);
-            for (counter, block) in (1..).map(|i| at.head.wrapping_add(i)).zip(others) {
-                store_block(self.ring.block(counter), block);
+        for (counter, block) in (0..blocks).map(|i| at.head.wrapping_add(i)).zip(*image) {
+            few_rounds();
+            let mut block = *block;
+            if counter == at.head {
+                let own = with_fence(with_flags(block[0], flags), at.fence);
+                block[0] = self.stamp(place(at.head), own);
             }
+            // SAFETY: passed on to the caller; the counter is masked.
+            unsafe { store_block(self.ring.block(counter), &block) };
         }
-        self.state().send_entry(at.head).store(wr_id.take(), Ordering::Relaxed);
-        self.note_blocks(at.head, blocks);
-        Ok(Place { head: at.head.wrapping_add(blocks), fence: 0 })
+        self.ring.note(at.head, blocks, wr_id);
+        let fence = fences.map_or(0, |kind| {
+            self.state().set_send_kind(at.head, kind);
+            Fence::SMALL.0
+        });
+        Place { head: at.head.wrapping_add(blocks), fence }
     }
 
     /// Puts an unused queue where it would be after `head` blocks that have all completed, the last

@@ -5,14 +5,13 @@
 
 use super::batch::high;
 use super::ring::Next;
-use super::wide::{copies_pairs, few_rounds};
-use super::{SendQueue, Transport, place};
+use super::wide::copies_pairs;
+use super::{RequestId, SendQueue, Transport, place};
 use crate::format::WQEBB_SIZE;
 use crate::hint::likely;
 use crate::mmio::Register;
-use crate::queue_state::{NO_START, completed_counter};
+use crate::queue_state::completed_counter;
 use crate::request::PostError;
-use crate::sync::Ordering;
 use crate::user_index::SENDS;
 
 /// Where the next request goes, and the fence that the request before it requires.
@@ -44,6 +43,12 @@ impl Next {
     #[inline(always)]
     pub(super) fn at(&self) -> usize {
         self.at
+    }
+
+    /// The place and the limit, in bytes.
+    #[inline(always)]
+    pub(super) fn at_and_limit(&self) -> (usize, usize) {
+        (self.at, self.limit)
     }
 
     /// The counter, where a control segment's first word has it. Within the limit it does not
@@ -101,18 +106,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// for more space.
     #[inline(always)]
     pub(super) fn next_at(&self, at: Place) -> Next {
-        self.next_for(at, 0)
+        let is_closed = self.stale | (at.fence != 0);
+        let open = if self.requests_open(at.head) > 0 { self.open_from(at.head, 0) } else { 0 };
+        self.ring.next(at.head, if is_closed { 0 } else { open })
     }
 
-    /// [`SendQueue::next_at`], where a request of `blocks` blocks is built at once: whatever their
-    /// number, it is one request.
+    /// Blocks that the fast path may fill from a counter on, at which a request may be posted. A
+    /// request of `blocks` blocks is built at once: whatever their number, it is one request.
     #[inline(always)]
-    fn next_for(&self, at: Place, blocks: u32) -> Next {
-        let is_closed = self.stale | (at.fence != 0);
-        let free = self.free_at(at.head).min(self.ring.before_end(at.head));
-        let requests = self.requests_open(at.head);
-        let open = if requests > 0 { free.min(requests.max(blocks)) } else { 0 };
-        self.ring.next(at.head, if is_closed { 0 } else { open })
+    fn open_from(&self, head: u32, blocks: u32) -> u32 {
+        let free = self.free_at(head).min(self.ring.before_end(head));
+        free.min(self.bound.wrapping_sub(head).max(blocks))
     }
 
     /// Free blocks at a counter, as far as the tail is known.
@@ -163,6 +167,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     #[inline(never)]
     fn find_space(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
+        self.search(head, blocks)
+    }
+
+    #[inline(always)]
+    fn search(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
         self.retire();
         if self.has_space(head, blocks) { Ok(()) } else { self.count_space(head, blocks) }
     }
@@ -172,21 +181,44 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(never)]
     fn count_space(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
         self.look_at_state()?;
-        self.follow_grant();
-        if self.requests_open(head) == 0 {
-            self.bound = head.wrapping_add(self.requests_left(head));
+        if self.free_at(head) < blocks {
+            return Err(PostError::Full);
         }
-        if self.has_space(head, blocks) { Ok(()) } else { Err(PostError::Full) }
+        self.follow_grant();
+        if self.requests_open(head) > 0 {
+            return Ok(());
+        }
+        let left = self.requests_left(head);
+        self.bound = head.wrapping_add(left);
+        if left > 0 { Ok(()) } else { Err(PostError::Full) }
     }
 
-    /// Opens the fast path for a request of `blocks` blocks at the head, for which space was
-    /// claimed, if it can take the request.
+    /// Finds space for a request of `blocks` blocks at the head, takes its id, and opens the fast
+    /// path if that can take the request. The id is 0 if there is no space. (A pair goes through
+    /// registers, a result with an id through memory.)
+    #[cold]
     #[inline(never)]
-    pub(super) fn open_at_head(&mut self, blocks: u32) {
-        if self.unpublished == 0 && self.posts_directly() {
-            self.next = self.next_for(self.place(), blocks);
-            self.batch_start.high = high(self.head);
+    pub(super) fn refill<I: RequestId>(
+        &mut self,
+        wr_id: I,
+        blocks: u32,
+    ) -> (u64, Result<(), PostError>) {
+        self.end_batch();
+        let head = self.head;
+        if !self.has_space(head, blocks) {
+            if let Err(reason) = self.search(head, blocks) {
+                return (0, Err(reason));
+            }
         }
+        // This may panic: the fast path is not open for this request's blocks yet.
+        let wr_id = wr_id.take();
+        let is_closed = (self.unpublished != 0) | (self.fence != 0) | !self.posts_directly();
+        let open = self.open_from(head, blocks);
+        if open >= blocks && !is_closed {
+            self.next = self.ring.next(head, open);
+            self.batch_start.high = high(head);
+        }
+        (wr_id, Ok(()))
     }
 
     /// The fast path of a batch that is at [`Next::at`], with space for a request of `blocks`
@@ -196,7 +228,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let at = self.place_at(at);
         self.claim(at.head, blocks)?;
         self.set_batch_start(at);
-        Ok(self.next_for(at, blocks))
+        let open = if at.fence == 0 { self.open_from(at.head, blocks) } else { 0 };
+        Ok(self.ring.next(at.head, open))
     }
 
     /// Computes how many requests may be outstanding. The number only grows until the queue is
@@ -223,20 +256,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.stale = false;
         Ok(())
-    }
-
-    /// Marks the blocks of the request at counter `start` but the first, so that no other request
-    /// is taken to start there.
-    #[inline(always)]
-    pub(super) fn note_blocks(&self, start: u32, blocks: u32) {
-        let end = start.wrapping_add(blocks);
-        for counter in (1..blocks).map(|block| start.wrapping_add(block)) {
-            few_rounds();
-            self.state().send_entry(counter).store(NO_START, Ordering::Relaxed);
-        }
-        if blocks > 1 {
-            self.state().set_send_end(start.wrapping_add(1), Some(end));
-        }
     }
 
     /// Removes the marks of `blocks` blocks from the head on, which a batch that is gone has made.

@@ -147,22 +147,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // What is added shares no bits. The compiler would reorder three ors, and then need a copy.
         or(own, wide::sum(wide([first_word(place), 0]), self.base))
     }
-
-    /// [`SendQueue::post_template`] of any length, and wherever space has to be looked for.
-    #[inline(never)]
-    fn post_image(
-        &mut self,
-        wr_id: u64,
-        image: Promised<&[WideBlock]>,
-        flags: PostFlags,
-    ) -> Result<(), PostError> {
-        self.end_batch();
-        let start = self.head;
-        let next = self.build_image(self.place(), wr_id, image, flags)?;
-        self.move_to(next);
-        self.ring_from_ring(start);
-        Ok(())
-    }
 }
 
 impl<T: Transport, R: Register> Batch<'_, T, R> {

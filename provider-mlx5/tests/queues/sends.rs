@@ -234,6 +234,31 @@ fn a_full_queue_waits(start: u32) {
 }
 
 /// Without batches and lists, on queues whose 32-bit counter starts at its half and near its end.
+/// At the end of a lap of the counter's 16 bits the fast path's place is above them.
+#[test]
+fn a_batch_that_fills_the_ring_up_to_the_counters_16_bits_has_no_space_left() {
+    const RING: u32 = 8;
+    let cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, RING);
+    // SAFETY: nothing was posted, and no device reads the ring.
+    unsafe { sq.queue.continue_at((1 << 16) - RING, false) };
+    let (one, empty) = (Sge::new(1, 2, 3), Sge::new(1, 0, 3));
+    let mut batch = sq.queue.batch().unwrap();
+    for id in 0..RING.into() {
+        // SAFETY: no device reads the data.
+        unsafe { batch.build(id, Write(Remote::new(1, 2)), one, NONE) }.unwrap();
+    }
+    let before = sq.ring.read(0, 64);
+    for data in [empty, one] {
+        // SAFETY: as above.
+        let built = unsafe { batch.build(9, Write(Remote::new(1, 2)), data, NONE) };
+        assert_eq!(built, Err(PostError::Full));
+        assert_eq!(sq.ring.read(0, 64), before);
+    }
+    batch.publish();
+    assert_eq!(sq.queue.head(), 1 << 16);
+}
+
 #[test]
 fn max_requests_is_the_exact_bound_without_batches() {
     bound_is_exact(0x8000_0000, &[0, 1, 2, 4, 6]);
