@@ -23,6 +23,8 @@ use std::sync::Barrier;
 mod assembly;
 #[path = "hot_path/cases.rs"]
 mod cases;
+#[path = "hot_path/edges.rs"]
+mod edges;
 #[path = "hot_path/fixture.rs"]
 mod fixture;
 #[path = "hot_path/forwarding.rs"]

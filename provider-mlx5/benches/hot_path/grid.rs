@@ -22,7 +22,7 @@ use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::fixture::{dma, leak, record, register};
 use super::producer::Producer;
-use super::{OPERATIONS, grid_more, measured, polls};
+use super::{OPERATIONS, edges, grid_more, measured, polls};
 
 /// Blocks of the ring: space for the longest requests of one run, twice.
 const BLOCKS: u32 = 8192;
@@ -50,6 +50,11 @@ pub(super) struct Rig<T: Transport, R: Register = BlueFlame> {
 
 impl<T: Transport, R: Register> Rig<T, R> {
     pub(super) fn new(register: R) -> Self {
+        Self::of(register, BLOCKS, BLOCKS / 8)
+    }
+
+    /// With a ring of so many blocks, for so many requests.
+    pub(super) fn of(register: R, blocks: u32, max_requests: u32) -> Self {
         let table = UserIndexTable::new();
         let (memory, ring) = dma(64 * 64);
         let cq = CompletionQueue::new(CompletionQueueConfig {
@@ -65,16 +70,16 @@ impl<T: Transport, R: Register> Rig<T, R> {
             null_lkey: None,
         })
         .expect("a queue");
-        let shape = Shape { send_wqebbs: BLOCKS, recv_wqes: 0, shared_receive: false };
+        let shape = Shape { send_wqebbs: blocks, recv_wqes: 0, shared_receive: false };
         let handle = table.register(shape, &[cq.monitor()], None, 7).expect("an index");
         handle.set_state(QpState::Rts);
         let queue = SendQueue::new(SendQueueConfig {
-            memory: dma(BLOCKS as usize * 64).0,
+            memory: dma(blocks as usize * 64).0,
             doorbell: record().1,
             register,
             handle: handle.clone(),
             number: 0x100,
-            max_requests: BLOCKS / 8,
+            max_requests,
             max_sge: MAX_SGE,
             max_inline: MAX_INLINE,
             signal_all: false,
@@ -94,7 +99,12 @@ impl<T: Transport, R: Register> Rig<T, R> {
     fn retire(&mut self, start: u32) {
         let head = self.queue.head();
         let blocks = head.wrapping_sub(start) / OPERATIONS as u32;
-        self.device.send(self.handle.user_index(), 8 << 24 | 0x100, head.wrapping_sub(blocks));
+        self.complete(head.wrapping_sub(blocks));
+    }
+
+    /// Completes the request at this counter, and all before it.
+    pub(super) fn complete(&mut self, counter: u32) {
+        self.device.send(self.handle.user_index(), 8 << 24 | 0x100, counter);
         self.cq.poll().expect("a completion");
     }
 }
@@ -266,6 +276,7 @@ pub(crate) fn points() -> Vec<Point> {
     grid_more::templates(&mut points);
     grid_more::receives(&mut points);
     other_registers(&mut points);
+    edges::points(&mut points);
     polls::points(&mut points);
     points
 }
@@ -289,6 +300,8 @@ fn operations(points: &mut Vec<Point>) {
     point!(points, Rc, "send_imm one", |rig, i| SendImmediate(number), rig.1[i % 16]);
     point!(points, Rc, "write one", |rig, i| Write(remote(i)), rig.1[i % 16]);
     point!(points, Rc, "write_imm one", |rig, i| WriteImmediate(remote(i), number), rig.1[i % 16]);
+    let empty = black_box(Sge::new(0x1000, 0, 7));
+    point!(points, Rc, "write empty", |rig, i| Write(remote(i)), empty);
     point!(points, Rc, "read one", |rig, i| Read(remote(i)), rig.1[i % 16]);
     point!(points, Rc, "fetch_add result", |rig, i| add(i), result);
     point!(points, Rc, "compare_swap result", |rig, i| swap(i), result);

@@ -60,6 +60,18 @@ fn written<const BYTES: usize, const BLOCKS: usize>(points: &mut Vec<Point>) {
         assert_eq!(template.blocks(), BLOCKS);
         template
     });
+    let mut rig = Rig::<Rc, _>::new(register());
+    let template: Template<_, BLOCKS> =
+        rig.queue.long_template(Write(remote(0)), Inline(&[7; BYTES]), NONE).expect("a template");
+    points.push(Point {
+        name: format!("alone template same {BYTES}"),
+        run: Box::new(move || {
+            alone(&mut rig, |queue, i| {
+                // SAFETY: no device reads the data.
+                unsafe { queue.post_template(i as u64, &template) }
+            })
+        }),
+    });
 }
 
 fn frame<const BYTES: usize, const BLOCKS: usize>(points: &mut Vec<Point>) {
