@@ -68,7 +68,7 @@ pub struct QueueState {
     fixed: CachePadded<Fixed>,
 }
 
-/// The identity of no CQ: an even number that is no address.
+/// The identity of no CQ. It is even, and different from all addresses.
 pub(crate) const NO_CQ: u64 = 2;
 
 /// A CQ that held CQEs from before a queue's last reset.
