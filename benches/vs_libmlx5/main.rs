@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "../../provider-mlx5/benches/hot_path/cases.rs"]
 mod cases;
+#[path = "../../provider-mlx5/benches/hot_path/edges.rs"]
+mod edges;
 #[path = "../../provider-mlx5/benches/hot_path/fixture.rs"]
 mod fixture;
 #[allow(dead_code, reason = "for the fixture")]
