@@ -25,6 +25,11 @@ use crate::network::{address, config};
 use crate::random::{Random, pattern};
 use crate::tasks::PATIENCE;
 
+/// What must end, and ends long before the limit.
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.expect("an end")
+}
+
 async fn listener() -> (Listener, std::net::SocketAddr) {
     let listener = Listener::bind_with(&config(), address()).await.unwrap();
     let to = listener.local_addr().unwrap();
@@ -34,7 +39,8 @@ async fn listener() -> (Listener, std::net::SocketAddr) {
 async fn pair() -> (Stream, Stream) {
     let (listener, to) = listener().await;
     let config = config();
-    let (server, client) = tokio::join!(listener.accept(), Stream::connect_with(&config, to));
+    let both = async { tokio::join!(listener.accept(), Stream::connect_with(&config, to)) };
+    let (server, client) = in_time(both).await;
     (server.unwrap().0, client.unwrap())
 }
 
@@ -52,7 +58,7 @@ async fn http2() -> (Sender, tokio::task::AbortHandle) {
     let serving = builder.serve_connection(TokioIo::new(server), service_fn(echo));
     let serving = tokio::spawn(async move { drop(serving.await) });
     let (sender, connection) =
-        http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.unwrap();
+        in_time(http2::handshake(TokioExecutor::new(), TokioIo::new(client))).await.unwrap();
     tokio::spawn(async move { drop(connection.await) });
     (sender, serving.abort_handle())
 }
@@ -80,9 +86,9 @@ async fn requests_of_many_connections_run_at_once_while_others_are_cancelled() {
                 let question = pattern(seed as usize, random.size(60_000));
                 let answer = ask(sender, question.clone());
                 if seed % 3 == 0 {
-                    return drop(at_most(random.size(4), answer).await);
+                    return drop(in_time(at_most(random.size(4), answer)).await);
                 }
-                let answer = timeout(PATIENCE, answer).await.unwrap().unwrap();
+                let answer = in_time(answer).await.unwrap();
                 assert!(answer == question, "request {seed}");
             });
         }
@@ -103,7 +109,7 @@ async fn requests_of_a_connection_that_is_cut_end() {
             let question = pattern(request, 30_000);
             let answer = ask(sender.clone(), question.clone());
             all.spawn(async move {
-                let answer = timeout(PATIENCE, answer).await.expect("an end");
+                let answer = in_time(answer).await;
                 answer.is_ok_and(|answer| {
                     assert!(answer == question);
                     true
@@ -119,7 +125,7 @@ async fn requests_of_a_connection_that_is_cut_end() {
             answered += u32::from(done.unwrap());
         }
         assert!(answered >= seed, "{answered} of {seed}");
-        let late = timeout(PATIENCE, ask(sender, vec![1])).await.expect("an end");
+        let late = in_time(ask(sender, vec![1])).await;
         assert!(late.is_err());
     }
 }
@@ -162,12 +168,12 @@ async fn a_reader_that_pauses_stops_the_server() {
     let serving =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(server), answer);
     tokio::spawn(async move { drop(serving.await) });
-    let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
+    let (mut sender, connection) = in_time(http1::handshake(TokioIo::new(client))).await.unwrap();
     tokio::spawn(async move { drop(connection.await) });
     let request = Request::get("/").header("host", "peer").body(Full::new(Bytes::new())).unwrap();
-    let mut body = sender.send_request(request).await.unwrap().into_body();
+    let mut body = in_time(sender.send_request(request)).await.unwrap().into_body();
     let (mut at, mut most) = (0, 0);
-    while let Some(frame) = timeout(PATIENCE, body.frame()).await.unwrap() {
+    while let Some(frame) = in_time(body.frame()).await {
         let data = frame.unwrap().into_data().unwrap();
         assert!(data == pattern(at, data.len()), "after {at} bytes");
         at += data.len();
@@ -238,12 +244,12 @@ async fn long_transfer() {
         while sent < bytes {
             let length = random.size(block.len()).min(bytes - sent);
             block[..8].copy_from_slice(&random.next().to_le_bytes());
-            client.write_all(&block[..length]).await.unwrap();
+            in_time(client.write_all(&block[..length])).await.unwrap();
             sum.add(&block[..length]);
             sent += length;
         }
-        client.shutdown().await.unwrap();
-        let found = timeout(PATIENCE, reading).await.unwrap().unwrap();
+        in_time(client.shutdown()).await.unwrap();
+        let found = in_time(reading).await.unwrap();
         assert_eq!(found, (bytes as u64, sum.0));
         most.push(most_memory());
     }
@@ -281,14 +287,13 @@ async fn many_streams_one_after_the_other() {
     let (config, mut open) = (config(), Vec::new());
     for number in 0..450_u32 {
         if number % 3 == 2 {
-            drop(at_most(2, Stream::connect_with(&config, to)).await);
+            drop(in_time(at_most(2, Stream::connect_with(&config, to))).await);
             continue;
         }
-        let connecting = timeout(PATIENCE, Stream::connect_with(&config, to));
-        let mut stream = connecting.await.unwrap().unwrap();
-        stream.write_all(&number.to_le_bytes()).await.unwrap();
+        let mut stream = in_time(Stream::connect_with(&config, to)).await.unwrap();
+        in_time(stream.write_all(&number.to_le_bytes())).await.unwrap();
         let mut word = [0; 4];
-        timeout(PATIENCE, stream.read_exact(&mut word)).await.unwrap().unwrap();
+        in_time(stream.read_exact(&mut word)).await.unwrap();
         assert_eq!(word, number.to_le_bytes());
         if number % 3 == 1 {
             stream.set_linger(Duration::ZERO);
