@@ -161,8 +161,8 @@ pub(crate) struct Doctor {
 /// The device, and the address of it that is used.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeviceChoice {
-    /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device, or
-    /// soft if the kernel has none]
+    /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device that
+    /// works, or soft if the kernel has none]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Index into the port's GID table [default: chosen as `uverbs info` says]
