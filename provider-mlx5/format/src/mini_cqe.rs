@@ -26,8 +26,8 @@ open_values! {
 }
 
 wire! {
-    /// A mini-CQE: a word, which on a responder's has the meaning of its [`MiniCqeFormat`], and a
-    /// length.
+    /// A mini-CQE: a word and a length. On the receiving side [`MiniCqeFormat`] says what the word
+    /// is.
     pub struct MiniCqe: 8 {
         /// Hash; or checksum and stride index; or WQE counter, opcode and a reserved byte
         /// (requester).
