@@ -246,7 +246,7 @@ impl Qp {
         };
         let bytes = offset + packet.payload.len() as u64;
         if bytes > 1 << env.config.log_max_message {
-            return Err(receive_failed(Failure::BUFFER_TOO_SHORT));
+            return Err(Refusal::Receive(Failure::TOO_LONG, NakCode::INVALID_REQUEST));
         }
         let Some(mut wqe) = self.responder.receive.take() else { return Err(Refusal::Fatal) };
         let whole = offset == 0 && packet.position.ends();
