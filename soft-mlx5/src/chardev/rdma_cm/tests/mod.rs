@@ -92,8 +92,19 @@ fn builder(address: [u8; 4]) -> DeviceBuilder {
         .active_mtu(Mtu::M1024)
 }
 
-/// A host with one device, which talks to itself.
+/// A host with one device, which talks to itself. Its connection manager takes every station for a
+/// neighbour.
 fn host(address: [u8; 4]) -> (RdmaCm, SoftDevice) {
-    let device = builder(address).build().unwrap();
+    host_of(builder(address))
+}
+
+/// As [`host`], but the neighbours are those of the machine's network.
+fn host_on_network(address: [u8; 4]) -> (RdmaCm, SoftDevice) {
+    let (waker, station) = (Waker::new().unwrap().into(), Station::new(address.into()).unwrap());
+    host_of(builder(address).wire_to_network(Box::new(NoWire), waker, station))
+}
+
+fn host_of(builder: DeviceBuilder) -> (RdmaCm, SoftDevice) {
+    let device = builder.build().unwrap();
     (RdmaCm::new(std::slice::from_ref(&device)).unwrap(), device)
 }

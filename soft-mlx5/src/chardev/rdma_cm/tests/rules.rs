@@ -17,9 +17,9 @@ use uverbs_uapi::cm::multicast::{JoinMcast, LeaveMcast};
 use uverbs_uapi::cm::{Cmd, CmdHdr, JoinFlags, OptionLevel, PortSpace, QueryOption};
 use zerocopy::IntoBytes;
 
-use super::{Client, builder, host};
+use super::{Client, host, host_on_network};
 use crate::chardev::{RdmaCm, SoftDevice};
-use crate::wire::{Carrier, Link, Network, NoWire, Station, Waker};
+use crate::wire::{Carrier, Link, Network, Waker};
 
 pub(super) const ADDRESS: [u8; 4] = [127, 20, 0, 1];
 
@@ -319,9 +319,7 @@ fn addresses_collide_as_in_the_kernel() {
 
 #[test]
 fn a_missing_neighbour_is_reported_by_an_event() {
-    let (waker, station) = (Waker::new().unwrap().into(), Station::new(ADDRESS.into()).unwrap());
-    let device = builder(ADDRESS).wire_to_network(Box::new(NoWire), waker, station);
-    let host = RdmaCm::new(&[device.build().unwrap()]).unwrap();
+    let (host, _device) = host_on_network(ADDRESS);
     let client = Client::open(&host);
     let id = client.create(PortSpace::TCP, 1);
     let request = ResolveAddr {

@@ -13,7 +13,7 @@ use uverbs_uapi::enums::EventType as QpEvent;
 use zerocopy::IntoBytes;
 
 use super::rules::{ADDRESS, establish, sockaddr};
-use super::{Client, host};
+use super::{Client, host, host_on_network};
 use crate::chardev::{RdmaCm, SoftDevice};
 
 /// An address that no device has.
@@ -58,8 +58,11 @@ impl World {
         subject
     }
 
+    /// On the network, because a device alone takes every station for a neighbour.
     fn searching(&mut self, space: PortSpace) -> Subject {
-        let subject = self.subject(space);
+        let (host, device) = host_on_network(ADDRESS);
+        let mut network = Self { host, device, port: self.port };
+        let subject = network.subject(space);
         let (id, dst_addr) = (subject.id, sockaddr(SILENT, 1));
         let timeout_ms = 600_000;
         let request = ResolveAddr { id, timeout_ms, dst_size: 16, dst_addr, ..Default::default() };
