@@ -11,7 +11,7 @@ use crate::error::Result;
 
 /// A service at a GID (`struct sockaddr_ib`). It needs no IP address, and so no IPoIB interface.
 ///
-/// Over RoCE the kernel finds no path to one: resolving the route fails with ENODEV.
+/// Over RoCE, binding to a GID and resolving the route fail with ENODEV.
 #[doc(alias = "sockaddr_ib")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -29,7 +29,8 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the id is idle, or for a link-local address without scope; EADDRNOTAVAIL,
-    /// ENODEV, EADDRINUSE, EACCES.
+    /// EADDRINUSE, EACCES; ENODEV, also for an InfiniBand address that is none of an InfiniBand
+    /// port.
     pub fn bind(
         &mut self,
         id: CmaId,
@@ -49,11 +50,42 @@ impl Cma {
         if self.id(id)?.state != CmaState::Idle {
             return Err(CmaError::INVALID);
         }
-        let at = interface_of(&wanted.source, addresses)?;
+        let at = self.interface_of(&wanted.source, addresses)?;
         let source = self.take_port(id, wanted, at.is_none())?;
         let entry = self.id_mut(id)?;
         (entry.state, entry.source, entry.at) = (CmaState::AddrBound, Some(source), at);
         Ok(())
+    }
+
+    /// The device with an address; `None` for a wildcard.
+    fn interface_of(
+        &self,
+        source: &Address,
+        addresses: &dyn Addresses,
+    ) -> Result<Option<Interface>, CmaError> {
+        if let Address::Ip(SocketAddr::V6(v6)) = source {
+            if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 {
+                return Err(CmaError::INVALID);
+            }
+        }
+        match source {
+            Address::Ip(ip) if addresses.is_wildcard(ip.ip()) => Ok(None),
+            Address::Ip(ip) => addresses.interface_of(ip.ip()).map(Some),
+            Address::Ib(_) if source.is_any() => Ok(None),
+            Address::Ib(_) => {
+                let found = addresses.interface_of(source.as_ip().ip()).ok();
+                found
+                    .filter(|at| self.is_infiniband(at.device))
+                    .map(Some)
+                    .ok_or(CmaError::NO_DEVICE)
+            }
+        }
+    }
+
+    /// Whether InfiniBand addresses are bound to the device (`cma_validate_port`). RoCE ports have
+    /// GIDs, too, but those of IP addresses.
+    fn is_infiniband(&self, device: DeviceNumber) -> bool {
+        self.devices.get(device).is_some_and(|device| device.info.infiniband)
     }
 
     /// Releases the port of a bound id, which then is idle.
@@ -156,24 +188,6 @@ impl Cma {
                 self.listening.remove(&key);
             }
         }
-    }
-}
-
-/// The device with an address; `None` for a wildcard.
-fn interface_of(
-    source: &Address,
-    addresses: &dyn Addresses,
-) -> Result<Option<Interface>, CmaError> {
-    if let Address::Ip(SocketAddr::V6(v6)) = source {
-        if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 {
-            return Err(CmaError::INVALID);
-        }
-    }
-    match source {
-        Address::Ip(ip) if addresses.is_wildcard(ip.ip()) => Ok(None),
-        Address::Ip(ip) => addresses.interface_of(ip.ip()).map(Some),
-        Address::Ib(_) if source.is_any() => Ok(None),
-        Address::Ib(_) => addresses.interface_of(source.as_ip().ip()).map(Some),
     }
 }
 

@@ -31,8 +31,8 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the id is UD, has a device and is bound or resolved, and for an address that
-    /// is zero; on RoCE, 524 for a group that is not of IPv4, and ENODEV for an id with an
-    /// InfiniBand address.
+    /// is zero; 524 for a group of IPv6; on RoCE, 524 for a group of InfiniBand, too, and ENODEV
+    /// for an id with an InfiniBand address.
     pub fn join(
         &mut self,
         id: CmaId,

@@ -32,10 +32,13 @@ fn ib_address(space: PortSpace, port: u16) -> SockaddrStorage {
     })
 }
 
-fn bind_ib(client: &Client, space: PortSpace) -> u32 {
+/// An id that has resolved an InfiniBand address of the device.
+fn resolve_ib(client: &Client, space: PortSpace) -> u32 {
     let id = client.create(space, 1);
-    let addr = ib_address(space, 6000);
-    client.send(&Bind { id, addr_size: 48, reserved: 0, addr }).unwrap();
+    let dst_addr = ib_address(space, 6001);
+    let request = ResolveAddr { id, timeout_ms: 1000, dst_size: 48, ..ResolveAddr::default() };
+    client.send(&ResolveAddr { dst_addr, ..request }).unwrap();
+    client.expect(EventType::ADDR_RESOLVED);
     id
 }
 
@@ -68,17 +71,30 @@ fn all_paths_are_counted_whatever_the_response_holds() {
     assert_eq!(query_path(&client, id, HEAD + PATH + 1), (1, true));
 }
 
+/// A GID of a RoCE port belongs to an IP address: the kernel binds no InfiniBand address to the port
+/// (`cma_validate_port`).
+#[test]
+fn an_infiniband_address_is_not_bound_on_roce() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let id = client.create(PortSpace::TCP, 1);
+    let addr = ib_address(PortSpace::TCP, 6000);
+    let bind = Bind { id, addr_size: 48, reserved: 0, addr };
+    assert_eq!(client.send(&bind), Err(Errno::ENODEV));
+    let request =
+        ResolveAddr { id, timeout_ms: 1000, src_size: 48, dst_size: 48, ..Default::default() };
+    let (src_addr, dst_addr) = (addr, ib_address(PortSpace::TCP, 6001));
+    assert_eq!(client.send(&ResolveAddr { src_addr, dst_addr, ..request }), Err(Errno::ENODEV));
+    assert_eq!(client.bind(id, ADDRESS, 6000), Ok(()), "it is still idle");
+}
+
 /// Between InfiniBand addresses the kernel knows no network device, which it needs for a path over
 /// Ethernet (`rdma_set_ib_path`).
 #[test]
 fn a_path_between_infiniband_addresses_is_enodev_on_roce() {
     let (host, _device) = host(ADDRESS);
     let client = Client::open(&host);
-    let id = bind_ib(&client, PortSpace::TCP);
-    let dst_addr = ib_address(PortSpace::TCP, 6001);
-    let request = ResolveAddr { id, timeout_ms: 1000, dst_size: 48, ..ResolveAddr::default() };
-    client.send(&ResolveAddr { dst_addr, ..request }).unwrap();
-    client.expect(EventType::ADDR_RESOLVED);
+    let id = resolve_ib(&client, PortSpace::TCP);
     let path = PathRecData { flags: PathFlags::USABLE, reserved: 0, path_rec: [0; 64] };
     let (optval, optlen) = (path.as_bytes().as_ptr() as u64, PATH as u32);
     let level = OptionLevel::IB;
@@ -95,7 +111,7 @@ fn an_infiniband_group_is_not_joined_on_roce() {
     let client = Client::open(&host);
     let ip = client.create(PortSpace::UDP, 1);
     client.bind(ip, ADDRESS, 0).unwrap();
-    let infiniband = bind_ib(&client, PortSpace::UDP);
+    let infiniband = resolve_ib(&client, PortSpace::UDP);
     let addr = ib_address(PortSpace::UDP, 0);
     let join = |id| {
         let (addr_size, join_flags) = (48, JoinFlags::FULL_MEMBER);
