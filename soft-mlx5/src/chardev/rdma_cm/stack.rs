@@ -64,6 +64,11 @@ impl Stack {
         }
     }
 
+    /// The station of a listener of any process, if processes are reached.
+    fn listener_of_machine(&self, space: PortSpace, to: SocketAddr) -> Option<Station> {
+        if self.is_on_network() { directory::find(space, to) } else { None }
+    }
+
     fn is_on_network(&self) -> bool {
         self.devices.iter().any(|device| device.shared.reach().leads_to_processes())
     }
@@ -183,7 +188,7 @@ impl Addresses for Stack {
         }
         let is_any = is_machine(to.ip());
         let destination = match is_any {
-            true => directory::find(space, to),
+            true => self.listener_of_machine(space, to),
             false => station_at(to.ip()),
         };
         if destination.is_none() && !is_any {

@@ -516,6 +516,24 @@ fn the_loopback_address_leads_to_the_listener_of_the_port() {
     }
 }
 
+/// On a wire of the program's own, it leads to no listener of the machine's network.
+#[test]
+fn the_loopback_address_is_the_device_itself_on_an_own_wire() {
+    let [(network, _), _] = two_hosts();
+    let (own, _device) = host(ADDRESS);
+    let (stranger, client) = (Client::open(&network), Client::open(&own));
+    let port = 10_000 + std::process::id() as u16 % 10_000;
+    for client in [&stranger, &client] {
+        let listener = client.create(PortSpace::TCP, 77);
+        client.bind(listener, [127, 0, 0, 1], port).unwrap();
+        client.listen(listener, 8);
+    }
+    let id = client.create(PortSpace::TCP, 88);
+    client.resolve_at(id, [127, 0, 0, 1], port);
+    client.connect(id, 1, 0).unwrap();
+    client.expect(EventType::CONNECT_REQUEST);
+}
+
 #[test]
 fn messages_of_every_length_and_type_are_survived() {
     let (host, _device) = host(ADDRESS);
