@@ -117,7 +117,7 @@ pub struct DeviceInfo {
     pub infiniband: bool,
     /// The MAC address of a neighbour, for the paths of requests.
     pub mac_of: Option<fn(Gid) -> [u8; 6]>,
-    /// The source GID in packets of the device that has a GID; `None` if it is that GID.
+    /// Maps the GID of a device to the source GID in its packets; `None` if they are the same.
     pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 

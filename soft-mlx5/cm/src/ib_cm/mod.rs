@@ -57,7 +57,7 @@ pub struct IbCmConfig {
     pub ack_delay: u8,
     /// Seed of the communication ids; `None` makes them unpredictable.
     pub seed: Option<u64>,
-    /// The source GID in packets of the device that has a GID; `None` if it is that GID.
+    /// Maps the GID of a device to the source GID in its packets; `None` if they are the same.
     pub gid_on_wire: Option<fn(Gid) -> Gid>,
 }
 

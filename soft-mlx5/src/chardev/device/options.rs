@@ -257,7 +257,7 @@ impl Options {
         }
     }
 
-    /// Gives the source GID in packets of the device that has a GID.
+    /// Maps the GID of a device to the source GID in its packets.
     pub(crate) fn gid_on_wire(&self) -> fn(Gid) -> Gid {
         match self.place {
             Some(Place::Interface(_)) => |gid| gid,
