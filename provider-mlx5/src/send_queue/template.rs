@@ -39,9 +39,12 @@ pub struct Template<O: Operation, const BLOCKS: usize = 1> {
     full: Needed<BLOCKS>,
     /// Bytes that are copied into the WQE, from [`Operation::DATA_START`] on.
     copied: CopiedBytes<O, BLOCKS>,
-    /// The octoword of the only SGE; 0 if there is none, or if there are several.
+    /// The octoword of the only SGE; 0 if there is none, [`SEVERAL`] if there are more.
     sge: usize,
 }
+
+/// No octoword of any template.
+const SEVERAL: usize = usize::MAX;
 
 /// Blocks of a request that carries `bytes` bytes of inline data, or a packet's first `bytes` bytes
 /// (an [`EthernetFrame`](super::EthernetFrame)); each SGE behind these takes 16 bytes more.
@@ -95,9 +98,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.check(operation)?;
         let mut list = SgeList::new();
         let request = Request::new(operation, payload, flags, &self.limits, &mut list)?;
-        if O::FENCES_NEXT || payload.usual(&self.limits, header::<O>()).is_none() {
+        let Some(octowords) = payload.usual(&self.limits, header::<O>()) else {
+            return Err(PostError::NotATemplate);
+        };
+        if O::FENCES_NEXT {
             return Err(PostError::NotATemplate);
         }
+        let copied = O::DATA_START + payload.copied();
+        let has_several = 16 * octowords > copied.next_multiple_of(16);
         let wqe = request.with_control(wide(request.control(0)), self.number);
         let image = wqe.image().ok_or(PostError::NotATemplate)?;
         let (blocks, full) = (request.blocks(), Needed::all());
@@ -107,7 +115,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             needed: if blocks == BLOCKS { full } else { Needed::NEVER },
             full,
             copied: CopiedBytes::new(payload.copied()),
-            sge: payload.only_sge().map_or(0, |index| header::<O>() + index),
+            sge: match payload.only_sge() {
+                Some(index) => header::<O>() + index,
+                None if has_several => SEVERAL,
+                None => 0,
+            },
         })
     }
 

@@ -318,3 +318,23 @@ fn a_packet_does_not_become_longer_than_a_request() {
     }
     assert_eq!(template.blocks(), 16);
 }
+
+/// With one SGE or several, which would become bytes of the packet.
+#[test]
+fn a_packet_with_other_data_behind_it_keeps_its_length() {
+    let cq = Cq::new(8, 64);
+    let mut raw = queue_at::<RawEthernet>(&cq, 0, 256);
+    let sges = [Sge::new(1, 2, 3), Sge::new(4, 5, 6), Sge::new(7, 8, 9)];
+    for count in 1..=sges.len() {
+        let (frame, data) = framed(EthernetOffload::default(), &[7; 40], &sges[..count]);
+        let template = raw.queue.long_template::<4, _, _>(frame, data, NONE);
+        let mut template = template.expect("short enough");
+        let before: Vec<_> = template.octowords().collect();
+        assert!(!template.set_length(60), "{count} SGEs");
+        assert!(!template.set_length(18), "{count} SGEs");
+        assert!(template.octowords().eq(before), "{count} SGEs");
+    }
+    let (frame, data) = framed(EthernetOffload::default(), &[7; 40], &sges[..0]);
+    let template = raw.queue.long_template::<4, _, _>(frame, data, NONE);
+    assert!(template.expect("short enough").set_length(60));
+}
