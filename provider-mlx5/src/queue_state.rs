@@ -120,7 +120,10 @@ struct Fixed {
     // Pollers count themselves in here, so these are on lines of their own.
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
-    /// The ids of send requests, followed by the [`QueueState::send_end`] entry of each block.
+    /// The ids of send requests, followed by the [`QueueState::send_end`] entry of each block. Both
+    /// for a ring of twice the size: of the request that completed last, the poller does not know
+    /// where it ends. When the posting side fills its blocks again, its marks are still there, so
+    /// that a completion which names one of them is refused.
     send_entries: Box<[AtomicU64]>,
     _recv_entries: Arc<[AtomicU64]>,
     /// [`Kind`] of each UMR request, at the index of its first block in a ring of twice the size: a
@@ -164,8 +167,9 @@ impl QueueState {
     pub(crate) fn new(shape: Shape) -> Arc<Self> {
         let entries = |count: u32| 0..count.next_power_of_two().max(1);
         let table = |count| entries(count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
-        let ends = entries(shape.send_wqebbs).map(|_| AtomicU64::new(NO_END));
-        let send_entries = table(shape.send_wqebbs).into_iter().chain(ends).collect::<Box<[_]>>();
+        let blocks = 2 * shape.send_wqebbs.max(1);
+        let ends = entries(blocks).map(|_| AtomicU64::new(NO_END));
+        let send_entries = table(blocks).into_iter().chain(ends).collect::<Box<[_]>>();
         // An SRQ's list has at least two entries.
         let recv_entries = table(shape.recv_wqes.max(1 + u32::from(shape.shared_receive)));
         let recv_entries: Arc<[_]> = recv_entries.into_vec().into();
@@ -267,9 +271,9 @@ impl QueueState {
         self.follow_receives(before);
     }
 
-    /// Entries of the send side.
+    /// Blocks of the send queue's ring.
     pub(crate) fn send_wqebbs(&self) -> u32 {
-        self.sends.len()
+        self.sends.len() / 2
     }
 
     /// Entries of the receive side.

@@ -160,7 +160,7 @@ impl QueueState {
     #[cold]
     #[inline(never)]
     fn noted_start(&self, counter: u32) -> Option<u32> {
-        let most = (self.sends.len() - 1).min(MAX_INNER_BLOCKS);
+        let most = (self.send_wqebbs() - 1).min(MAX_INNER_BLOCKS);
         // An end noted in an earlier lap is before its slot, because no request is longer than the
         // ring.
         let has_block = |second: &u32| {
@@ -173,7 +173,7 @@ impl QueueState {
     }
 
     /// The end of the request of several blocks whose second block is at `second`. The entry of
-    /// slot `i` is at `i + send_wqebbs()`, after the ids (see [`QueueState::send_table`]).
+    /// slot `i` is behind all ids (see [`QueueState::send_table`]).
     ///
     /// All blocks of a request but the first have the id [`NO_START`]. This entry tells them from a
     /// request whose id happens to be that number.

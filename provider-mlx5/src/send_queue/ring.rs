@@ -28,9 +28,11 @@ use crate::user_index::{QueueHandle, SENDS};
 #[derive(Debug)]
 pub(super) struct SendRing {
     pub(super) base: *mut Block,
-    /// The work request ids, one per block; then where requests end, see
-    /// [`QueueState::set_send_end`].
+    /// The work request ids, one per block of a ring of twice the size; then where requests end,
+    /// see [`QueueState::set_send_end`].
     entries: *const AtomicU64,
+    /// Ids minus one.
+    ids: u32,
     /// Blocks minus one.
     pub(super) mask: u32,
     /// Keeps the table.
@@ -436,8 +438,8 @@ impl SendRing {
         if blocks > 1 << 15 || !memory.holds(blocks, WQEBB_SIZE) {
             return Err(QueueError::BadMemory);
         }
-        let (base, entries) = (memory.as_ptr().cast(), handle.state().send_table().0);
-        Ok(Self { base, entries, mask: blocks - 1, handle })
+        let (entries, ids) = handle.state().send_table();
+        Ok(Self { base: memory.as_ptr().cast(), entries, ids, mask: blocks - 1, handle })
     }
 
     /// Goes on with the handle of the queue's next life.
@@ -479,7 +481,7 @@ impl SendRing {
     #[inline(always)]
     pub(super) fn next(&self, index: u32, open: u32) -> Next {
         let at = usize::from(index as u16) * WQEBB_SIZE;
-        let entry = self.entries.wrapping_add((index & self.mask) as usize);
+        let entry = self.entries.wrapping_add((index & self.ids) as usize);
         let base = self.block(index).wrapping_byte_sub(at);
         Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
     }
@@ -488,7 +490,7 @@ impl SendRing {
     /// the end of its lap [`Next::at`] is above the counter's 16 bits.)
     #[inline(always)]
     pub(super) fn next_within(&self, index: u32, at: usize, limit: usize) -> Next {
-        let entry = self.entries.wrapping_add((index & self.mask) as usize);
+        let entry = self.entries.wrapping_add((index & self.ids) as usize);
         Next { base: self.block(index).wrapping_byte_sub(at), entry, at, limit }
     }
 
@@ -519,7 +521,7 @@ impl SendRing {
         let end = start.wrapping_add(blocks);
         // SAFETY: the table has an id for each block, and then an end for each.
         let entry = |counter: u32, behind: u32| unsafe {
-            &*self.entries.add(((counter & self.mask) + behind) as usize)
+            &*self.entries.add(((counter & self.ids) + behind) as usize)
         };
         entry(start, 0).store(wr_id, Ordering::Relaxed);
         for counter in (1..blocks).map(|block| start.wrapping_add(block)) {
@@ -527,7 +529,7 @@ impl SendRing {
             entry(counter, 0).store(NO_START, Ordering::Relaxed);
         }
         if blocks > 1 {
-            entry(start.wrapping_add(1), self.blocks()).store(end.into(), Ordering::Relaxed);
+            entry(start.wrapping_add(1), self.ids + 1).store(end.into(), Ordering::Relaxed);
         }
     }
 
@@ -545,7 +547,7 @@ impl SendRing {
         }
         if blocks > 1 {
             // SAFETY: the table has the ends behind the ids; this is the second block's.
-            let second = unsafe { &*entry.add(self.mask as usize + 2) };
+            let second = unsafe { &*entry.add(self.ids as usize + 2) };
             second.store(end.into(), Ordering::Relaxed);
         }
     }

@@ -9,7 +9,7 @@ use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn, Opcode, Syndrome};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    AtomicResult, CompareSwap, FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, Nop, Rc, Read,
+    AtomicResult, CompareSwap, FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, Nop, Rc, Read, Send,
     Write,
 };
 
@@ -599,4 +599,39 @@ fn an_error_after_other_completions_is_not_lost() {
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::NotOutstanding));
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
     assert_eq!(cq.queue.refused(), 2);
+}
+
+/// A block of a completed request is the first of another one, in the next lap, which is built and
+/// not published. The CQE has the block's number of the lap before.
+#[test]
+fn a_completion_of_the_middle_of_a_completed_request_is_refused() {
+    for (poll, is_published) in WAYS.into_iter().zip([false, true].into_iter().cycle()) {
+        for form in 0..3 {
+            let mut cq = Cq::new(8, 64);
+            let mut sq = send_queue_with::<Rc>(&cq, 4, 256, true);
+            let (memory, sge) = target();
+            let long = Inline(&[1; 80]);
+            // SAFETY: inline data is copied, and no device reads or writes the rest, here and
+            // below.
+            unsafe { sq.queue.post(1, Send, long, PostFlags::SIGNALED) }.expect("space");
+            sq.post_nops(2);
+            cq.produce(Cqe::send(&sq.handle, 0));
+            assert_eq!(poll(&mut cq.queue), Ok(1));
+            let mut batch = sq.queue.batch().expect("ready");
+            // SAFETY: as above.
+            unsafe {
+                batch.build(4, Nop, (), PostFlags::SIGNALED).expect("space");
+                batch.build(5, Read(Remote::new(0, 0)), sge, PostFlags::SIGNALED).expect("space");
+            }
+            if is_published {
+                batch.publish();
+            } else {
+                drop(batch);
+            }
+            cq.produce(forms(&Cqe::send(&sq.handle, 1))[form].clone());
+            let polled = poll(&mut cq.queue);
+            assert_eq!(memory.read(0, 20), [0; 20], "published {is_published}, form {form}");
+            assert_eq!(polled, Err(PollError::NotOutstanding), "{is_published}, form {form}");
+        }
+    }
 }
