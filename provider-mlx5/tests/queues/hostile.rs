@@ -9,8 +9,8 @@ use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, OpOwn, Opcode, Syndrome};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    AtomicResult, CompareSwap, FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, Nop, Rc, Read, Send,
-    Write,
+    AtomicResult, CompareSwap, FetchAdd, Inline, MaskedCompareSwap, MaskedFetchAdd, Nop, Rc, Read,
+    Send, Write,
 };
 
 use crate::device::{

@@ -4,6 +4,7 @@
 mod closing;
 mod completions;
 mod device;
+mod differential;
 mod doorbells;
 mod encodings;
 mod frames;
