@@ -707,6 +707,18 @@ static void receives_of_no_queue(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_srq(srq) == 0);
 }
 
+/* Waits for a completion, which ends with zeroes. */
+static void completes(struct ibv_cq *cq, enum ibv_wc_status status)
+{
+	struct ibv_wc wc;
+
+	do
+		memset(&wc, 0xff, sizeof wc);
+	while (ibv_poll_cq(cq, 1, &wc) == 0);
+	CHECK(wc.status == status);
+	are_zero(&wc, END(struct ibv_wc, dlid_path_bits), sizeof wc);
+}
+
 /* What a verb fills in has zeroes between its fields, and nothing that was in the library's memory. */
 static void bytes_between_fields(struct ibv_cq *cq)
 {
@@ -714,12 +726,15 @@ static void bytes_between_fields(struct ibv_cq *cq)
 	typedef struct ibv_qp_attr qp_attr;
 	struct ibv_qp *qp = make_qp(cq, 4, 0);
 	struct ib_user_path_rec kernel_path = { .pkey = 1 };
-	struct ibv_recv_wr receive = { .wr_id = 1 }, *bad;
+	struct ibv_sge from = { .addr = (uintptr_t)buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_sge to = { .addr = (uintptr_t)buffer + 64, .length = 8, .lkey = mr->lkey };
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &from, .num_sge = 1 };
+	struct ibv_recv_wr receive = { .sg_list = &to, .num_sge = 1 }, *bad;
+	struct ibv_send_wr *bad_send;
 	struct ibv_sa_path_rec path;
 	struct ibv_qp_init_attr init;
 	struct ibv_device_attr device;
 	struct ibv_port_attr port;
-	struct ibv_wc wc;
 	device_attr all;
 	qp_attr attr;
 
@@ -751,14 +766,13 @@ static void bytes_between_fields(struct ibv_cq *cq)
 	are_zero(&path, END(struct ibv_sa_path_rec, traffic_class), offsetof(struct ibv_sa_path_rec, reversible));
 	are_zero(&path, END(struct ibv_sa_path_rec, numb_path), offsetof(struct ibv_sa_path_rec, pkey));
 	connect_to_itself(qp);
+	CHECK(ibv_post_recv(qp, &receive, &bad) == 0 && ibv_post_send(qp, &send, &bad_send) == 0);
+	completes(cq, IBV_WC_SUCCESS);
+	completes(cq, IBV_WC_SUCCESS);
 	CHECK(ibv_post_recv(qp, &receive, &bad) == 0);
 	attr.qp_state = IBV_QPS_ERR;
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
-	do
-		memset(&wc, 0xff, sizeof wc);
-	while (ibv_poll_cq(cq, 1, &wc) == 0);
-	CHECK(wc.status == IBV_WC_WR_FLUSH_ERR);
-	are_zero(&wc, END(struct ibv_wc, dlid_path_bits), sizeof wc);
+	completes(cq, IBV_WC_WR_FLUSH_ERR);
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 

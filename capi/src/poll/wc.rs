@@ -103,7 +103,7 @@ pub(super) unsafe fn put_send<const NEWER: bool>(
             into.cast::<[u32; 4]>().add(2).write([0; 4]);
             return;
         }
-        into.write(ibv_wc {
+        let wc = ibv_wc {
             wr_id: completion.wr_id(),
             status: sent[0],
             opcode: sent[1],
@@ -117,7 +117,8 @@ pub(super) unsafe fn put_send<const NEWER: bool>(
             slid: 0,
             sl: 0,
             dlid_path_bits: 0,
-        });
+        };
+        write_padded(&wc, into);
     }
 }
 
@@ -145,7 +146,7 @@ pub(super) unsafe fn put_receive<const NEWER: bool>(
             return;
         }
         let remote = completion.remote();
-        into.write(ibv_wc {
+        let wc = ibv_wc {
             wr_id: completion.wr_id(),
             status: 0,
             opcode: wc_opcode::RECV,
@@ -159,7 +160,8 @@ pub(super) unsafe fn put_receive<const NEWER: bool>(
             slid: completion.slid(),
             sl: remote.service_level(),
             dlid_path_bits: completion.dlid_path_bits(),
-        });
+        };
+        write_padded(&wc, into);
     }
 }
 
