@@ -4,7 +4,7 @@
 //! reads and writes them as a plain slice. Posting moves the slot into the queue, where its address
 //! is the work request's id; the completion moves it back out. In between no code has it.
 //!
-//! The [crate](crate)'s page begins with an example.
+//! The [crate]'s page begins with an example.
 //!
 //! Several sends or receives share one doorbell in a batch ([`QueuePair::batch`],
 //! [`QueuePair::receive_batch`], [`SharedReceiveQueue::batch`]), and several completions one report
