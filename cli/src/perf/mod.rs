@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Perf) -> Outcome {
 
 /// Fails if the picture cannot be written, before anything is measured for it.
 fn check_picture(path: &Path) -> Outcome {
-    // A link to a file that does not exist yet is no new file: removing it would lose it.
+    // A link to a file that does not exist yet is kept: removing it would lose it.
     let is_new = path.symlink_metadata().is_err();
     let opened = OpenOptions::new().append(true).create(true).open(path);
     opened.context(|| format!("cannot write {}", path.display()))?;

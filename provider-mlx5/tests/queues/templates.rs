@@ -321,7 +321,7 @@ fn a_packet_does_not_become_longer_than_a_request() {
 
 /// With one SGE or several, which would become bytes of the packet.
 #[test]
-fn a_packet_with_other_data_behind_it_keeps_its_length() {
+fn a_packet_followed_by_sges_keeps_its_length() {
     let cq = Cq::new(8, 64);
     let mut raw = queue_at::<RawEthernet>(&cq, 0, 256);
     let sges = [Sge::new(1, 2, 3), Sge::new(4, 5, 6), Sge::new(7, 8, 9)];

@@ -56,7 +56,7 @@ impl Expected {
         bytes
     }
 
-    fn behind(&self) -> Place {
+    fn next_place(&self) -> Place {
         Place { head: self.start.wrapping_add(self.blocks), is_fenced: self.fences }
     }
 }
@@ -79,7 +79,7 @@ pub(super) struct Draft {
 
 impl Draft {
     fn push(&mut self, request: Expected) {
-        self.next = request.behind();
+        self.next = request.next_place();
         self.requests.push(request);
     }
 }

@@ -71,8 +71,8 @@ fn all_paths_are_counted_whatever_the_response_holds() {
     assert_eq!(query_path(&client, id, HEAD + PATH + 1), (1, true));
 }
 
-/// A GID of a RoCE port belongs to an IP address: the kernel binds no InfiniBand address to the port
-/// (`cma_validate_port`).
+/// A GID of a RoCE port belongs to an IP address: the kernel binds no InfiniBand address to the
+/// port (`cma_validate_port`).
 #[test]
 fn an_infiniband_address_is_not_bound_on_roce() {
     let (host, _device) = host(ADDRESS);
