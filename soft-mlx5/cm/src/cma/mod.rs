@@ -77,6 +77,8 @@ impl CmaError {
     pub const INVALID: Self = Self(libc::EINVAL);
     /// No RDMA device for an address.
     pub const NO_DEVICE: Self = Self(libc::ENODEV);
+    /// Linux's own ENOTSUPP, which it returns to user space although C has no name for it.
+    pub const NOT_SUPPORTED: Self = Self(524);
 }
 
 impl From<CmError> for CmaError {

@@ -21,8 +21,6 @@ pub(super) struct Membership {
     group: Gid,
 }
 
-/// `ENOTSUPP`, which the kernel returns to user space although C's errno has no such value.
-const NOT_SUPPORTED: CmaError = CmaError(524);
 /// Queue pair number of a group.
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
@@ -78,7 +76,7 @@ impl Cma {
             _ if !has_net_device => Err(CmaError::NO_DEVICE),
             Address::Ip(SocketAddr::V4(v4)) => Ok(Gid::from_ipv4(*v4.ip())),
             Address::Ib(ib) if infiniband => Ok(Gid(ib.addr)),
-            Address::Ip(SocketAddr::V6(_)) | Address::Ib(_) => Err(NOT_SUPPORTED),
+            Address::Ip(SocketAddr::V6(_)) | Address::Ib(_) => Err(CmaError::NOT_SUPPORTED),
         }
     }
 

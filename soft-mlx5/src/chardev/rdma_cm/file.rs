@@ -7,6 +7,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use uverbs_soft_cm::cma::CmaError;
 
 use super::commands::Call;
 use super::context::FileNumber;
@@ -44,11 +45,13 @@ impl CmFile {
         state.queues.get(&self.number).map_or(-1, |queue| queue.kept().as_raw_fd())
     }
 
-    /// The number of a command's error. Linux answers 524, its own ENOTSUPP, to joining some
-    /// groups. C has no name for it, and it is the only such error that [`Errno`] cannot hold.
+    /// The number of a command's error. [`Errno`] cannot hold [`CmaError::NOT_SUPPORTED`], the
+    /// answer to joining some groups, and no other.
     pub fn errno_number(errno: Errno) -> i32 {
-        const NOT_SUPPORTED: i32 = 524;
-        if errno == Errno::UnknownErrno { NOT_SUPPORTED } else { errno as i32 }
+        match errno {
+            Errno::UnknownErrno => CmaError::NOT_SUPPORTED.0,
+            errno => errno as i32,
+        }
     }
 
     /// write(2): a command. Returns `length`.
