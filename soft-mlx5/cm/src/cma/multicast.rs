@@ -69,11 +69,10 @@ impl Cma {
     /// device, which an InfiniBand address does not name (`cma_iboe_join_multicast`).
     fn group_gid(&self, id: CmaId, group: &Address) -> Result<Gid, CmaError> {
         let infiniband = self.device_of(id)?.info.infiniband;
-        let has_net_device = infiniband || !self.id(id)?.has_ib_address();
         match group {
             Address::Ip(ip) if ip.ip().is_unspecified() => Err(CmaError::INVALID),
             Address::Ib(ib) if ib.addr == [0; 16] => Err(CmaError::INVALID),
-            _ if !has_net_device => Err(CmaError::NO_DEVICE),
+            _ if self.lacks_net_device(id)? => Err(CmaError::NO_DEVICE),
             Address::Ip(SocketAddr::V4(v4)) => Ok(Gid::from_ipv4(*v4.ip())),
             Address::Ib(ib) if infiniband => Ok(Gid(ib.addr)),
             Address::Ip(SocketAddr::V6(_)) | Address::Ib(_) => Err(CmaError::NOT_SUPPORTED),

@@ -139,10 +139,18 @@ impl Cma {
     /// A path over Ethernet needs a network device, which is known only between IP addresses
     /// (`cma_iboe_set_path_rec_l2_fields`).
     fn need_net_device(&self, id: CmaId) -> Result<(), CmaError> {
-        let (entry, info) = (self.id(id)?, &self.device_of(id)?.info);
-        let is_lacking = !info.infiniband && entry.has_ib_address();
-        let is_resolved = entry.state == CmaState::AddrResolved;
-        if is_resolved && is_lacking { Err(CmaError::NO_DEVICE) } else { Ok(()) }
+        let is_resolved = self.id(id)?.state == CmaState::AddrResolved;
+        match is_resolved && self.lacks_net_device(id)? {
+            true => Err(CmaError::NO_DEVICE),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the id has a device over Ethernet, and an InfiniBand address, which names no network
+    /// device.
+    pub(super) fn lacks_net_device(&self, id: CmaId) -> Result<bool, CmaError> {
+        let is_ethernet = !self.device_of(id)?.info.infiniband;
+        Ok(is_ethernet && self.id(id)?.has_ib_address())
     }
 
     /// Finds the route to a wildcard address again.
