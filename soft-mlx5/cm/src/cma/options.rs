@@ -33,8 +33,8 @@ impl Cma {
     /// EINVAL to allow it for an id that listens, or to forbid it unless the id is idle.
     pub fn set_reuse(&mut self, id: CmaId, reuse: bool) -> Result<(), CmaError> {
         let entry = self.id_mut(id)?;
-        let may_allow = entry.state != CmaState::Listen;
-        if !(reuse && may_allow || entry.state == CmaState::Idle) {
+        let is_settable = entry.state == CmaState::Idle || reuse && entry.state != CmaState::Listen;
+        if !is_settable {
             return Err(CmaError::INVALID);
         }
         entry.settings.reuse = reuse;
