@@ -68,8 +68,9 @@ pub struct QueueState {
     fixed: CachePadded<Fixed>,
 }
 
-/// The identity of no CQ. It is even, and different from all addresses.
-pub(crate) const NO_CQ: u64 = 2;
+/// Of a queue in a model without the check of [`QueueState::completes_to`].
+#[cfg(all(test, loom))]
+const ANY_CQ: u64 = u64::MAX;
 
 /// A CQ that held CQEs from before a queue's last reset.
 #[derive(Debug)]
@@ -112,8 +113,8 @@ struct Fixed {
     matches_tags: AtomicBool,
     /// Of a QP that was reset: the CQs that held CQEs from before the reset.
     past: Mutex<Vec<Past>>,
-    /// [Identities](CqMonitor::identity) of the CQs that sends and receives complete to; [`NO_CQ`]
-    /// if they complete nowhere.
+    /// [Identities](CqMonitor::identity) of the CQs that sends and receives complete to; 0 if they
+    /// complete nowhere.
     cqs: [AtomicU64; 2],
     /// Whether pollers report completions; otherwise they drop them.
     is_open: AtomicBool,
@@ -414,13 +415,17 @@ impl QueueState {
     pub(crate) fn completes_to(&self, cq: u64, is_send: bool) -> bool {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         let own = if is_send { sends } else { receives };
-        own == cq || cfg!(test) && own == 0
+        #[cfg(all(test, loom))]
+        if own == ANY_CQ {
+            return true;
+        }
+        own == cq
     }
 
     /// Lets the poller of any CQ complete the queue's requests: for models of a weakened queue.
     #[cfg(all(test, loom))]
     pub(crate) fn complete_anywhere(&self) {
-        self.fixed.cqs.iter().for_each(|cq| cq.store(0, Ordering::Relaxed));
+        self.fixed.cqs.iter().for_each(|cq| cq.store(ANY_CQ, Ordering::Relaxed));
     }
 
     /// Whether the sends complete to the CQ that the receives of `other` complete to.

@@ -24,7 +24,7 @@ use std::sync::{Arc as Shared, OnceLock};
 
 use crate::completion_queue::CqMonitor;
 use crate::mapped::InChild;
-use crate::queue_state::{BlockTable, NO_CQ, PLACES, QueueState, Shape};
+use crate::queue_state::{BlockTable, PLACES, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, lock_unless, try_lock};
 use handle::{Drains, Entry, Load, drained};
 pub(crate) use handle::{RECEIVES, SENDS};
@@ -172,7 +172,7 @@ impl UserIndexTable {
         block.reset();
         lock(block.past()).clear();
         block.set_number(0);
-        let identity = |cq: Option<&CqMonitor>| cq.map_or(NO_CQ, CqMonitor::identity);
+        let identity = |cq: Option<&CqMonitor>| cq.map_or(0, CqMonitor::identity);
         let completes_to = [cqs.first(), cqs.last()].map(identity);
         block.start(index, user_context, completes_to);
         block.set_receives(receives.map(|srq| &srq.entry.block));

@@ -27,8 +27,7 @@ pub(crate) struct Side {
     pub(super) base: AtomicU32,
     /// The CQ whose poller may complete requests on the fast path: its
     /// [identity](crate::completion_queue::CqMonitor), plus [`SHARED`] if the receives are an
-    /// SRQ's. 0 or [`NO_CQ`](super::NO_CQ), which identify no CQ, while the queue is closed or
-    /// completes nowhere.
+    /// SRQ's. Otherwise 0, which identifies no CQ, while the queue is closed or completes nowhere.
     cq: AtomicU64,
     pub(super) entries: *const AtomicU64,
     /// Entries of the table of work request ids, minus one.
