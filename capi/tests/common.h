@@ -105,7 +105,8 @@ static void close_soft(void)
 	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
 }
 
-/* Bytes from `start` to `end` of a struct, which belong to no field. memcheck knows whether they were written. */
+/* Bytes from `start` to `end` of a struct, which belong to no field. memcheck knows whether they
+ * were written. */
 static inline void are_zero(const void *of, size_t start, size_t end)
 {
 	for (; start < end; start++)

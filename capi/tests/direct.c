@@ -241,7 +241,9 @@ static void bytes_between_fields(void)
 		struct mlx5dv_pd pd;
 		struct mlx5dv_context context;
 	} dv;
-	struct mlx5dv_obj obj = { .qp = { qp, &dv.qp }, .cq = { cq, &dv.cq }, .srq = { srq, &dv.srq }, .pd = { pd, &dv.pd } };
+	struct mlx5dv_obj obj = {
+		.qp = { qp, &dv.qp }, .cq = { cq, &dv.cq }, .srq = { srq, &dv.srq }, .pd = { pd, &dv.pd },
+	};
 
 	memset(&dv, 0xff, sizeof dv);
 	dv.qp.comp_mask = dv.srq.comp_mask = dv.context.comp_mask = 0;

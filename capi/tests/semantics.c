@@ -728,7 +728,9 @@ static void bytes_between_fields(struct ibv_cq *cq)
 	struct ib_user_path_rec kernel_path = { .pkey = 1 };
 	struct ibv_sge from = { .addr = (uintptr_t)buffer, .length = 8, .lkey = mr->lkey };
 	struct ibv_sge to = { .addr = (uintptr_t)buffer + 64, .length = 8, .lkey = mr->lkey };
-	struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &from, .num_sge = 1 };
+	struct ibv_send_wr send = {
+		.opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &from, .num_sge = 1,
+	};
 	struct ibv_recv_wr receive = { .sg_list = &to, .num_sge = 1 }, *bad;
 	struct ibv_send_wr *bad_send;
 	struct ibv_sa_path_rec path;
@@ -763,7 +765,8 @@ static void bytes_between_fields(struct ibv_cq *cq)
 	are_zero(&init, END(struct ibv_qp_init_attr, sq_sig_all), sizeof init);
 	memset(&path, 0xff, sizeof path);
 	ibv_copy_path_rec_from_kern(&path, &kernel_path);
-	are_zero(&path, END(struct ibv_sa_path_rec, traffic_class), offsetof(struct ibv_sa_path_rec, reversible));
+	are_zero(&path, END(struct ibv_sa_path_rec, traffic_class),
+		 offsetof(struct ibv_sa_path_rec, reversible));
 	are_zero(&path, END(struct ibv_sa_path_rec, numb_path), offsetof(struct ibv_sa_path_rec, pkey));
 	connect_to_itself(qp);
 	CHECK(ibv_post_recv(qp, &receive, &bad) == 0 && ibv_post_send(qp, &send, &bad_send) == 0);

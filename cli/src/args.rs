@@ -21,9 +21,9 @@ pub(crate) const TRANSFER_PORT: u16 = 18516;
 pub(crate) const PERF_PORT: u16 = 18517;
 
 /// The exit status of most subcommands.
-const STATUS: &str = "Exit status: 0 success; 1 a failure of device, peer, file or contents; 2 a command line or an \
-    input that cannot be right. The help of run, replay, wqe decode and cqe decode has theirs; doctor --check ends with \
-    1 if a setting is worth changing.";
+const STATUS: &str = "Exit status: 0 success; 1 a failure of device, peer, file or contents; \
+    2 a command line or an input that cannot be right. The help of run, replay, wqe decode and cqe \
+    decode has theirs; doctor --check ends with 1 if a setting is worth changing.";
 
 /// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
 #[derive(Debug, Parser)]
