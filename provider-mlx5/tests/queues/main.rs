@@ -3,6 +3,7 @@
 
 mod closing;
 mod completions;
+mod compressed;
 mod device;
 mod differential;
 mod doorbells;
