@@ -498,12 +498,22 @@ impl Cq {
     }
 
     fn fire(&mut self) -> Posted {
+        self.announced = self.to_announce();
         self.armed = None;
         self.deadline = None;
         self.held_back = 0;
-        self.announced = self.producer;
         self.fired = Some(self.arm_sequence);
         Posted::Event
+    }
+
+    /// The index that an event announces up to: one CQE, or as many as were held back for it. Any
+    /// number may be unread when the host arms, more than a program polls for one event. Those
+    /// behind the announced ones raise an event when the CQ is armed again.
+    fn to_announce(&self) -> u32 {
+        let ahead = is_after(self.consumer, self.announced);
+        let from = if ahead { self.consumer } else { self.announced };
+        let to = from.wrapping_add(self.held_back.max(1).into()) & INDEX_MASK;
+        if is_after(to, self.producer) { self.producer } else { to }
     }
 
     /// The moderation period is over.

@@ -108,6 +108,22 @@ fn an_event_announces_a_second_completion_written_before_it_is_taken() {
     assert_eq!(source.host().events(), [COMPLETION(&cq)]);
 }
 
+/// perftest polls at most as many completions for an event as a receive queue has entries, and many
+/// queues may complete to the CQ.
+#[test]
+fn an_event_announces_few_of_many_completions_that_were_unread_when_the_cq_was_armed() {
+    let mut source = plain();
+    let cq = source.cq.clone();
+    source.complete(12);
+    for armings in 0..6 {
+        source.arm();
+        assert_eq!(source.host().events(), [COMPLETION(&cq)], "{armings}");
+        source.cq.arm_sequence += 1;
+        // The program polls one of the two that are announced.
+        source.cq.consumer += 1;
+    }
+}
+
 #[test]
 fn errors_fire_a_cq_armed_for_solicited() {
     let mut source = plain();
