@@ -123,6 +123,10 @@ impl Call<'_> {
         self.need(size_of::<CreateIdResp>())?;
         let JoinMcast { response, uid, id, addr_size, join_flags, addr } = self.read()?;
         let group = sized(&addr, addr_size)?;
+        // Before the id is looked up (`ucma_process_join`).
+        if ![JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER].contains(&join_flags) {
+            return Err(Errno::EINVAL);
+        }
         self.join_group(id, group, join_flags, (response, uid))
     }
 

@@ -370,6 +370,21 @@ fn an_id_moves_with_its_events() {
     assert_eq!(two.destroy(id), Ok(3));
 }
 
+/// `ucma_process_join` checks address and flags before it looks the id up.
+#[test]
+fn flags_of_a_join_are_checked_before_its_id() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    let addr = sockaddr([239, 1, 2, 3], 0);
+    let join = |addr_size, join_flags| {
+        client.ask(|response| JoinMcast { response, uid: 1, id: 9, addr_size, join_flags, addr })
+    };
+    assert_eq!(join(16, JoinFlags(2)).err(), Some(Errno::EINVAL));
+    assert_eq!(join(15, JoinFlags::FULL_MEMBER).err(), Some(Errno::EINVAL));
+    let known = [JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER];
+    assert_eq!(known.map(|flags| join(16, flags).err()), [Some(Errno::ENOENT); 2]);
+}
+
 #[test]
 fn groups_are_joined_and_left() {
     let (host, _device) = host(ADDRESS);
