@@ -34,7 +34,8 @@ struct Server {
     /// Connections by the numbers of their queue pairs.
     connections: HashMap<u32, Connection<Safe, ()>>,
     /// Messages of peers whose connections the listener has not returned yet. A peer sends as soon
-    /// as it is connected, and may be given up later: the oldest message makes place for others.
+    /// as it is connected, and may be given up later. The oldest message is dropped if there are
+    /// many.
     early: VecDeque<(u32, Slot)>,
     cq: CompletionQueue,
     srq: SharedReceiveQueue,
@@ -65,7 +66,7 @@ impl Server {
     /// Echoes until all clients have got all their messages.
     async fn serve(mut self) -> Result<u32, Failure> {
         loop {
-            // What completes after this raises an event, what completed before it is polled.
+            // A completion after this raises an event. Those before it are polled here.
             self.cq.arm();
             self.handle_completions()?;
             if self.echoed == CLIENTS * MESSAGES {
@@ -105,7 +106,7 @@ impl Server {
         Ok(self.srq.post(slot)?)
     }
 
-    /// Sends a message back, or keeps it until its connection is there.
+    /// Sends a message back, or keeps it until the listener returns its connection.
     fn echo(&mut self, qp: u32, slot: Slot) -> Result<(), Failure> {
         if let Some(connection) = self.connections.get_mut(&qp) {
             return Ok(connection.qp.post_send(op::Send, slot, PostFlags::SIGNALED)?);
@@ -152,7 +153,9 @@ impl Client {
         }
     }
 
-    async fn run(mut self, number: u32) -> Result<(), Failure> {
+    /// Sends messages and compares the echoes. The connection stays: an end that leaves may take
+    /// along the acknowledgement of the last echo.
+    async fn run(mut self, number: u32) -> Result<Self, Failure> {
         let slab = self.connection.resources.pd.create_slab(2, BYTES)?;
         for round in 0..MESSAGES {
             let message = format!("message {round} of client {number}");
@@ -164,7 +167,7 @@ impl Client {
             let (one, other) = (self.next().await?, self.next().await?);
             assert_eq!((&one[..], &other[..]), (message.as_bytes(), message.as_bytes()));
         }
-        Ok(())
+        Ok(self)
     }
 }
 
@@ -188,9 +191,11 @@ async fn main() -> Result<(), Failure> {
             tokio::spawn(async move { Client::connect(&context, address).await?.run(number).await })
         })
         .collect();
+    let mut connected = Vec::new();
     for client in clients {
-        client.await??;
+        connected.push(client.await??);
     }
     println!("{} messages of {CLIENTS} clients echoed by a task", server.await??);
+    drop(connected);
     Ok(())
 }
