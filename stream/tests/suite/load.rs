@@ -25,7 +25,7 @@ use crate::network::{address, config};
 use crate::random::{Random, pattern};
 use crate::tasks::PATIENCE;
 
-/// What must end, and ends long before the limit.
+/// Panics if the future does not end in time.
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.expect("an end")
 }
@@ -71,7 +71,7 @@ async fn ask(mut sender: Sender, question: Vec<u8>) -> Result<Bytes, hyper::Erro
     Ok(response.into_body().collect().await?.to_bytes())
 }
 
-/// Cancelled requests, and those that are not.
+/// Cancels every third request; the others return their data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_many_connections_run_at_once_while_others_are_cancelled() {
     const CONNECTIONS: u64 = 8;
@@ -98,7 +98,7 @@ async fn requests_of_many_connections_run_at_once_while_others_are_cancelled() {
     }
 }
 
-/// The server aborts the connection with requests under way: each ends, with an answer or an
+/// The server aborts the connection with outstanding requests: each ends, with an answer or an
 /// error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_a_connection_that_is_cut_end() {
@@ -154,7 +154,7 @@ impl Body for Chunks {
     }
 }
 
-/// What is not read is not made: a server holds no more than rings and buffers do.
+/// The server makes no more data than rings and buffers hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_pauses_stops_the_server() {
     const COUNT: usize = 500;
@@ -187,7 +187,7 @@ async fn a_reader_that_pauses_stops_the_server() {
     assert!(most < 2 << 20, "{most} bytes were under way");
 }
 
-/// Sums (FNV-1a, by words) what a stream brings.
+/// The number and the FNV-1a sum of a stream's bytes.
 async fn sum_of(mut stream: Stream) -> (u64, u64) {
     let (mut buffer, mut sum, mut bytes) = (vec![0; 64 << 10], Sum::default(), 0);
     loop {
@@ -302,6 +302,8 @@ async fn many_streams_one_after_the_other() {
         open.push(open_files());
     }
     serving.abort();
-    let (early, late) = (open[50..100].iter().max(), open[200..].iter().max());
-    assert!(late <= early, "{early:?} files were open early, {late:?} late");
+    let most = |some: &[usize]| some.iter().max().copied();
+    let (early, late) = (most(&open[50..100]).unwrap(), most(&open[200..]).unwrap());
+    // A few streams are still being closed whenever the files are counted.
+    assert!(late <= early + 16, "{early} files were open early, {late} late");
 }
