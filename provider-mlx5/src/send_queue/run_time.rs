@@ -97,10 +97,32 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> Result<(), ListError> {
         if requests.size_hint() == (1, Some(1)) {
             if let Some(one) = requests.next() {
-                return self.post_promised_request(one.lent()).map_err(ListError::first);
+                self.post_promised_request(one.lent()).map_err(ListError::first)?;
+                // A program's own iterator may be wrong about its length.
+                return match requests.next() {
+                    None => Ok(()),
+                    Some(second) => self.post_unannounced(second, requests),
+                };
             }
         }
         self.post_several(requests)
+    }
+
+    /// Posts the requests that follow the only one that a list announced.
+    #[cold]
+    #[inline(never)]
+    fn post_unannounced<'a, Q: Borrow<SendRequest<'a>>>(
+        &mut self,
+        second: Promised<Q>,
+        requests: Promised<impl Iterator<Item = Q>>,
+    ) -> Result<(), ListError> {
+        for (index, request) in (1..).zip(core::iter::once(second).chain(requests)) {
+            if let Err(reason) = decide(self, request.lent()) {
+                self.refused(reason);
+                return Err(ListError { index, reason });
+            }
+        }
+        Ok(())
     }
 
     /// [`SendQueue::post_list`] of a list that may be longer.

@@ -180,6 +180,45 @@ impl Header for PlainSend {
     }
 }
 
+/// An iterator that announces one element, however many follow.
+struct SaysOne<I>(I);
+
+impl<I: Iterator> Iterator for SaysOne<I> {
+    type Item = I::Item;
+    fn next(&mut self) -> Option<I::Item> {
+        self.0.next()
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (1, Some(1))
+    }
+}
+
+/// All requests are posted, or the first that is not is named.
+#[test]
+fn a_list_that_announces_one_request_may_have_any_number() {
+    for count in 0..=6u64 {
+        let cq = Cq::new(8, 64);
+        let mut sq = send_queue::<Rc>(&cq, 4);
+        let nop = |wr_id| SendRequest {
+            wr_id,
+            operation: RunTimeOperation::Nop,
+            destination: RunTimeDestination::Connected,
+            flags: NONE,
+            inline: false,
+            data: &[],
+        };
+        // SAFETY: there is no data.
+        let posted = unsafe { sq.queue.post_list(SaysOne((0..count).map(nop))) };
+        let refused = posted.err().map(|error| (error.index, error.reason));
+        assert_eq!(refused, (count > 4).then_some((4, PostError::Full)));
+        let fit = count.min(4);
+        assert_eq!((u64::from(sq.queue.head()), u64::from(sq.record.word(4))), (fit, fit));
+        let mut ids = Vec::new();
+        sq.queue.for_each_outstanding(|id| ids.push(id));
+        assert_eq!(ids, (0..fit).collect::<Vec<_>>());
+    }
+}
+
 /// The second post is the first of a lap of the 16-bit counter, and looks for space.
 #[test]
 fn steps_in_a_new_lap_of_the_counter_are_counted() {
