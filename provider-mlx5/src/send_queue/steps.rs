@@ -127,12 +127,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         unsafe {
             let half = common.halves[octowords];
             let block = next.write_header(common, &header, half, Self::DESTINATION);
+            // Before the queue moves on, because a program's own implementation may panic.
+            let wr_id = header.wr_id();
             if Self::DESTINATION > 0 {
                 steps.named = block;
             }
             next.entry = next.entry.wrapping_add(1);
             let entry = (&raw const next.entry).read_volatile().wrapping_sub(1);
-            (*entry).store(header.wr_id(), Ordering::Relaxed);
+            (*entry).store(wr_id, Ordering::Relaxed);
         }
         let flags = if Self::DESTINATION > 0 { NAMED | LACKS_DESTINATION } else { NAMED };
         next.at = next.at.wrapping_add(flags + WQEBB_SIZE + 16 * octowords);

@@ -157,7 +157,7 @@ fn max_requests_is_the_exact_bound() {
 }
 
 /// A SEND that is built step by step.
-struct PlainSend;
+struct PlainSend(fn() -> u64);
 
 impl Header for PlainSend {
     fn octowords(&self) -> usize {
@@ -173,7 +173,7 @@ impl Header for PlainSend {
         Remote { address: 0, rkey: 0 }
     }
     fn wr_id(&self) -> u64 {
-        7
+        (self.0)()
     }
     fn mode(&self) -> u32 {
         0
@@ -219,6 +219,30 @@ fn a_list_that_announces_one_request_may_have_any_number() {
     }
 }
 
+/// Nothing is left of a request whose id panics.
+#[test]
+fn steps_whose_id_panics_begin_no_request() {
+    let cq = Cq::new(8, 64);
+    let mut sq = send_queue::<Rc>(&cq, 8);
+    let (mut steps, common) = (Steps::NEW, sq.queue.common(|_| NONE));
+    sq.post_nops(1);
+    let mut build = |id: fn() -> u64| {
+        // SAFETY: a SEND demands nothing of its data, and no device reads it.
+        let name = || unsafe { sq.queue.name(&mut steps, &common, PlainSend(id)) };
+        let built = std::panic::catch_unwind(std::panic::AssertUnwindSafe(name));
+        // SAFETY: no device reads it.
+        built.is_ok_and(|named| named && unsafe { sq.queue.add(0x1000, 8, 0) })
+    };
+    assert!(!build(|| panic!("no id")));
+    assert!(build(|| 7));
+    // SAFETY: the data is there.
+    assert!(unsafe { sq.queue.publish_steps() });
+    assert_eq!(sq.queue.head(), 2);
+    let mut ids = Vec::new();
+    sq.queue.for_each_outstanding(|id| ids.push(id));
+    assert_eq!(ids, [0, 7]);
+}
+
 /// The second post is the first of a lap of the 16-bit counter, and looks for space.
 #[test]
 fn steps_in_a_new_lap_of_the_counter_are_counted() {
@@ -233,8 +257,9 @@ fn steps_in_a_new_lap_of_the_counter_are_counted() {
     }
     assert!(sq.queue.has_no_steps());
     // SAFETY: a SEND demands nothing of its data, and no device reads it.
-    let built =
-        unsafe { sq.queue.name(&mut steps, &common, PlainSend) && sq.queue.add(0x1000, 8, 0) };
+    let built = unsafe {
+        sq.queue.name(&mut steps, &common, PlainSend(|| 7)) && sq.queue.add(0x1000, 8, 0)
+    };
     assert!(built && !sq.queue.has_no_steps());
     // SAFETY: the data is there.
     assert!(unsafe { sq.queue.publish_steps() });
