@@ -54,16 +54,24 @@ impl fmt::Display for Failure {
 }
 
 impl From<uverbs::Error> for Failure {
-    /// An unknown device name or GID index is an error of the command line. All other errors are
-    /// failures.
+    /// An unknown device name or GID index is an error of the command line, and a wrong variable
+    /// `UVERBS_SOFT_…` is one of the input. All other errors are failures.
     fn from(error: uverbs::Error) -> Self {
         match (error.kind(), error.verb()) {
             (ErrorKind::NotFound, "open_device" | "choose_gid") if error.cure().is_empty() => {
                 Self::Usage(error.cause().to_owned())
             }
+            (ErrorKind::InvalidInput, "open_device") if names_variable(&error) => {
+                Self::Usage(error.to_string())
+            }
             _ => Self::Failed(error.to_string()),
         }
     }
+}
+
+/// Whether the error is about a variable of the software device. The kernel's EINVAL is not.
+fn names_variable(error: &uverbs::Error) -> bool {
+    error.to_string().contains("UVERBS_SOFT_")
 }
 
 /// Adds a description of the failed action to an error.

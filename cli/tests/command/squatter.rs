@@ -82,8 +82,8 @@ fn variables_say_how_the_device_is_made() {
     // Some failing calls have another way round them.
     let fails = |number: u32| !said("FAULTS", &format!("1,ioctl={number}:EIO")).status.success();
     assert!((1..10).any(fails));
-    said("FAULTS", "none").failure(1, "UVERBS_SOFT_FAULTS none is not understood: it is a number");
-    said("DEVICES", "2").failure(1, "SoftDevice::builder");
+    said("FAULTS", "none").failure(2, "UVERBS_SOFT_FAULTS none is not understood: it is a number");
+    said("DEVICES", "2").failure(2, "SoftDevice::builder");
     let recording = std::env::temp_dir().join(format!("uverbs-info-{}.pcap", std::process::id()));
     let _ = std::fs::remove_file(&recording);
     said("PCAP", &recording.to_string_lossy());
@@ -95,10 +95,10 @@ fn variables_say_how_the_device_is_made() {
 fn a_misspelt_variable_is_an_error() {
     let mut command = uverbs(&["info", "soft"]);
     let ended = Running::start(command.env("UVERBS_SOFT_WIRE", "upd")).end();
-    ended.failure(1, "UVERBS_SOFT_WIRE upd is not understood: it is memory, ");
+    ended.failure(2, "UVERBS_SOFT_WIRE upd is not understood: it is memory, ");
     let mut command = uverbs(&["info", "soft"]);
     let ended = Running::start(command.env("UVERBS_SOFT_WIER", "udp")).end();
-    ended.failure(1, "UVERBS_SOFT_WIER is none of");
+    ended.failure(2, "UVERBS_SOFT_WIER is none of");
     let mut command = uverbs(&["pingpong", "--cm", "127.0.0.1"]);
     let ended = Running::start(command.env("UVERBS_DEVICE", "sofd")).end();
     ended.failure(2, "no device sofd");
