@@ -29,7 +29,7 @@ use std::str::FromStr;
 use uverbs_mlx5::send_queue::{RawEthernet, Rc, Ud};
 
 use requests::Tried;
-use trial::{Setting, Trial};
+use trial::{Counts, Setting, Trial};
 
 const DEFAULT_ROUNDS: usize = 24;
 
@@ -66,8 +66,14 @@ fn many_random_requests_are_built_as_the_model_says() {
 
 fn try_all_settings<T: Tried>() {
     let first = first_seed();
+    let mut all = Counts::default();
     for (seed, setting) in (first + 1..).zip(settings()) {
-        try_queue::<T>(setting, seed, rounds(), seed % 3 == 0);
+        all.add(&try_queue::<T>(setting, seed, rounds(), seed % 3 == 0));
+    }
+    // Sequences in which these never happen would compare little.
+    if rounds() >= DEFAULT_ROUNDS {
+        assert!(all.posted > 0 && all.full > 0 && all.panicked > 0, "{all:?}");
+        assert_eq!(all.in_steps > 0, T::HAS_RUN_TIME_FORMS, "{all:?}");
     }
 }
 
@@ -86,13 +92,14 @@ fn settings() -> Vec<Setting> {
 }
 
 /// Tries random operations on a queue.
-fn try_queue<T: Tried>(setting: Setting, seed: u64, rounds: usize, has_resets: bool) {
+fn try_queue<T: Tried>(setting: Setting, seed: u64, rounds: usize, has_resets: bool) -> Counts {
     println!("{setting}, resets: {has_resets}");
     let mut trial = Trial::<T>::new(setting, seed);
     for _ in 0..rounds {
         operate(&mut trial, has_resets);
     }
     println!("{:?}, counter {:#x}", trial.counts, trial.model.next.head);
+    trial.counts.clone()
 }
 
 fn operate<T: Tried>(trial: &mut Trial<T>, has_resets: bool) {

@@ -35,7 +35,7 @@ impl Display for Setting {
 }
 
 /// How often something happened that few rounds might miss.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     /// Requests that got into the queue.
     pub(super) posted: usize,
@@ -45,6 +45,15 @@ pub(super) struct Counts {
     pub(super) panicked: usize,
     /// Requests that were built in steps without a batch.
     pub(super) in_steps: usize,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.posted += other.posted;
+        self.full += other.full;
+        self.panicked += other.panicked;
+        self.in_steps += other.in_steps;
+    }
 }
 
 /// A send queue, its model and the random sequence that both follow.
