@@ -25,6 +25,11 @@ pub(super) struct Membership {
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl Cma {
+    /// Whether an id can join a group with these flags.
+    pub fn can_join_with(flags: JoinFlags) -> bool {
+        [JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER].contains(&flags)
+    }
+
     /// Joins a group; MULTICAST_JOIN follows, with the address vector.
     ///
     /// # Errors
@@ -37,7 +42,7 @@ impl Cma {
         group: Address,
         flags: JoinFlags,
     ) -> Result<MembershipId, CmaError> {
-        let is_known = [JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER].contains(&flags);
+        let is_known = Self::can_join_with(flags);
         let record = self.id(id)?;
         let is_ready = matches!(record.state, CmaState::AddrBound | CmaState::AddrResolved);
         let at = record

@@ -15,7 +15,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::commands::{Call, errno, ip, sized};
 use super::context::Member;
 use super::host::State;
-use uverbs_soft_cm::cma::{Address, CmaState};
+use uverbs_soft_cm::cma::{Address, Cma, CmaState};
 
 /// Longest queue of requests (the sysctl `net.rdma_ucm.max_backlog`).
 const MAX_BACKLOG: u32 = 1024;
@@ -124,7 +124,7 @@ impl Call<'_> {
         let JoinMcast { response, uid, id, addr_size, join_flags, addr } = self.read()?;
         let group = sized(&addr, addr_size)?;
         // Before the id is looked up (`ucma_process_join`).
-        if ![JoinFlags::FULL_MEMBER, JoinFlags::SEND_ONLY_FULL_MEMBER].contains(&join_flags) {
+        if !Cma::can_join_with(join_flags) {
             return Err(Errno::EINVAL);
         }
         self.join_group(id, group, join_flags, (response, uid))
