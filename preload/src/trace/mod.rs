@@ -3,8 +3,8 @@
 //! ```text
 //! [4712] 0.013370 uverbs0 ALLOC_PD core_out={pd_handle=1} uhw_out={pdn=2} = 0 <8 us>
 //! ```
-//! Process id, seconds since the library was loaded, node, method or write command, attributes;
-//! after `->` what came back in handles and descriptors; result, time taken.
+//! Process id, seconds since the library was loaded, node, method or write command, attributes
+//! (those that the call returns with their new values), result, time taken.
 
 mod names;
 mod payload;
@@ -141,7 +141,7 @@ fn outcome(result: Result<(), Errno>) -> String {
     }
 }
 
-/// From this command on offsets are those that UAR and DM objects were given
+/// The first command number in the offsets that the kernel gives to UAR and DM objects
 /// (`MLX5_IB_MMAP_OFFSET_START` of mlx5_ib.h).
 const OBJECTS: u32 = 9;
 
