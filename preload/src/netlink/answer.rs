@@ -1,8 +1,9 @@
-//! The answers of the RDMA core (drivers/infiniband/core/nldev.c, netlink.c).
+//! Answers to RDMA netlink requests, as from the RDMA core (drivers/infiniband/core/nldev.c,
+//! netlink.c).
 //!
 //! They describe devices, ports, the character device, the subsystem and the number of objects. A
-//! list of objects is answered only if it is empty. Other requests fail with EOPNOTSUPP. Texts come
-//! from the tree that sysfs shows.
+//! list of objects is answered only if it is empty. Other requests fail with EOPNOTSUPP. Names and
+//! states are those of the software device's sysfs tree.
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::Sysfs;
@@ -75,22 +76,22 @@ pub(super) fn to(mut bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
     let mut datagrams = Vec::new();
     while let Some((request, rest)) = Request::split(bytes) {
         if request.flags & NLM_F_REQUEST != 0 {
-            datagrams.extend(one(&request, port));
+            datagrams.extend(datagrams_for(&request, port));
         }
         bytes = rest;
     }
     datagrams
 }
 
-fn one(request: &Request<'_>, port: u32) -> Vec<Vec<u8>> {
+fn datagrams_for(request: &Request<'_>, port: u32) -> Vec<Vec<u8>> {
     let is_dump = request.flags & NLM_F_DUMP == NLM_F_DUMP;
     let answers = match answer(request, is_dump) {
         Ok(answers) => answers,
         Err(errno) => return vec![status(request, port, errno as i32)],
     };
     let flags = if is_dump { NLM_F_MULTI } else { 0 };
-    let say = |body: &Attributes| message(request.kind, flags, request, port, body.bytes());
-    let mut datagrams = together(answers.iter().map(say));
+    let encode = |body: &Attributes| message(request.kind, flags, request, port, body.bytes());
+    let mut datagrams = pack(answers.iter().map(encode));
     if is_dump {
         datagrams.push(message(NLMSG_DONE, NLM_F_MULTI, request, port, &0u32.to_ne_bytes()));
     } else if request.flags & NLM_F_ACK != 0 {
@@ -107,7 +108,7 @@ fn status(request: &Request<'_>, port: u32, errno: i32) -> Vec<u8> {
 }
 
 /// Packs messages into datagrams.
-fn together(messages: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+fn pack(messages: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
     let mut datagrams: Vec<Vec<u8>> = Vec::new();
     for message in messages {
         match datagrams.last_mut().filter(|last| last.len() + message.len() <= DATAGRAM) {
@@ -146,15 +147,15 @@ fn answer(request: &Request<'_>, is_dump: bool) -> Answer {
     }
 }
 
-/// Every network namespace sees the devices, and a child gets copies of registered pages at the
-/// fork (Linux 5.12): here the device reads and writes by the process's own addresses.
+/// All network namespaces share the devices. COPY_ON_FORK (Linux 5.12) says that a fork leaves
+/// registered memory as it is: here the device uses the process's own addresses.
 fn subsystem() -> Attributes {
     let mut body = Attributes::default();
     body.add(attribute::NETNS_MODE, &[1]).add(attribute::COPY_ON_FORK, &[1]);
     body
 }
 
-/// Which character device is asked for.
+/// The client whose character device is requested: `uverbs` or `rdma_cm`.
 fn client<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     let client = request.attribute(attribute::CHARDEV_TYPE)?;
     Some(client.strip_suffix(b"\0").unwrap_or(client))
@@ -273,8 +274,8 @@ impl<'a> Device<'a> {
         body
     }
 
-    /// `res_get_common_dumpit` for a device without such objects: no message. Objects that there
-    /// are cannot be listed.
+    /// `res_get_common_dumpit` for a device without objects of this kind: no message. EOPNOTSUPP
+    /// if there are any.
     fn list_none_of(&self, kind: &str) -> Answer {
         match self.objects.iter().any(|(name, count)| *name == kind && *count > 0) {
             true => Err(Errno::EOPNOTSUPP),
@@ -282,7 +283,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// `ib_get_client_nl_info`: of a device only the verbs have a character device.
+    /// `ib_get_client_nl_info`: the only character device of a device is that of uverbs.
     fn character_device(&self, request: &Request<'_>) -> Result<Attributes, Errno> {
         if client(request).ok_or(Errno::EINVAL)? != b"uverbs" {
             return Err(Errno::ENOENT);

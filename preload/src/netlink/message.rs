@@ -9,7 +9,7 @@ pub(super) const NLM_F_DUMP: u16 = 0x300;
 pub(super) const NLMSG_ERROR: u16 = 2;
 pub(super) const NLMSG_DONE: u16 = 3;
 
-/// A request of the program's.
+/// A request from the program.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     /// The whole message.
@@ -60,7 +60,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Attributes one after the other.
+/// Encoded attributes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attributes(Vec<u8>);
 

@@ -1,9 +1,9 @@
-//! RDMA netlink, which `rdma link` uses, and libibverbs before it reads sysfs.
+//! RDMA netlink (`NETLINK_RDMA`): `rdma link` uses it, and libibverbs tries it before sysfs.
 //!
-//! The program's socket is one end of a socket pair. A request is answered at once, by messages
-//! written into the other end, as the kernel answers within `sendmsg`. The system does the
-//! receiving and polling. The hooks answer the calls in which a netlink socket differs from others
-//! (`bind`, `getsockname`, addresses of senders, netlink's options).
+//! The program's socket is one end of a socket pair. The answers to a request are written into the
+//! other end before `sendmsg` returns, as the kernel does. Receiving and polling are left to the
+//! kernel. The hooks handle only the calls for which a netlink socket differs from a socket pair:
+//! `bind`, `getsockname`, addresses of senders, netlink's options.
 
 mod answer;
 mod hooks;
@@ -20,13 +20,14 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use crate::sys;
 
-/// A socket that the program has.
+/// A netlink socket of the program.
 pub(crate) struct Socket {
     fd: c_int,
-    /// Device and inode: the program may have closed it and opened another file of that number.
+    /// Device and inode, because the program may close the socket and reuse its number.
     identity: (u64, u64),
+    /// The other end of the pair.
     kept: OwnedFd,
-    /// Its address.
+    /// Its netlink address (`nl_pid`).
     port: u32,
 }
 
@@ -34,7 +35,7 @@ pub(crate) struct Socket {
 pub(crate) type Sockets = MutexGuard<'static, Vec<Socket>>;
 
 static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
-/// The number of sockets. A program that has none only pays this load.
+/// The number of sockets, so that a call costs only a load in a program that has none.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Keeps other threads from using the table, also while the process forks.
@@ -62,7 +63,7 @@ fn is_open(socket: &Socket) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
-/// The process's number for its first socket, as the kernel chooses.
+/// A free address: the process id for the first socket, as in the kernel.
 fn free_port(sockets: &[Socket]) -> u32 {
     let is_free = |port: &u32| sockets.iter().all(|socket| socket.port != *port);
     (0..)
@@ -71,7 +72,7 @@ fn free_port(sockets: &[Socket]) -> u32 {
         .unwrap_or(0)
 }
 
-/// Runs `act` on one of the program's sockets; `None` if the descriptor is another file.
+/// Runs `act` on the socket `fd`; `None` if `fd` is another file.
 fn with<R>(fd: c_int, act: impl FnOnce(&mut Socket) -> R) -> Option<R> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
@@ -89,7 +90,7 @@ fn with<R>(fd: c_int, act: impl FnOnce(&mut Socket) -> R) -> Option<R> {
 /// Answers what the program sends.
 fn send(fd: c_int, bytes: &[u8]) -> Option<Result<usize, Errno>> {
     let port = with(fd, |socket| socket.port)?;
-    // Not under the table's lock, because it may make the devices.
+    // Without the table's lock, because this may create the devices.
     let answers = answer::to(bytes, port);
     let deliver = |socket: &mut Socket| {
         answers.iter().all(|answer| sys::send(socket.kept.as_raw_fd(), answer))
