@@ -1,16 +1,16 @@
 //! Programs that sleep in `ibv_get_cq_event`: their thread does the device's work meanwhile.
 //!
-//! The C function reads the channel's file, so the device's thread would have to be woken by a
-//! packet and to wake the program: two switches of threads for a message, each of which waits for
-//! time slices beside busy loops. Here the program's thread sleeps on the device's files and the
-//! channel's at once, as [`OpenFile::wait_readable`] does for programs of the Rust library, and the
-//! C function finds its event then.
+//! The C function only reads the channel's file. A packet would wake the device's thread, and that
+//! would wake the program: two thread switches per message, each of which has to wait for a time
+//! slice on a busy machine. Instead, the program's thread sleeps on the device's files and the
+//! channel's at once, as [`OpenFile::wait_readable`] does for programs of the Rust library. Then
+//! the C function finds its event.
 //!
 //! # Signals
-//! The thread has the device's locks while it sleeps, so no handler runs in it before it releases
-//! them: a handler may end the process, which takes them. A signal ends the sleep all the same
-//! (signalfd(2)). Whether the program's call ends with EINTR then is as for read(2), which the C
-//! function would sleep in: a handler with SA_RESTART does not end it.
+//! The thread holds the device's locks while it sleeps. Signals are blocked until it has released
+//! them, because a handler may call exit(3), which takes these locks. A signal still ends the sleep
+//! (signalfd(2)). The program's call then fails with EINTR where read(2), in which the C function
+//! sleeps, would: if the signal has a handler without SA_RESTART.
 //!
 //! [`OpenFile::wait_readable`]: uverbs_soft::chardev::OpenFile::wait_readable
 
@@ -48,12 +48,12 @@ unsafe extern "C-unwind" {
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slept {
-    /// The C function finds an event, or has to wait itself.
-    Enough,
-    /// By a signal whose handler ends a read(2).
+    /// The C function goes on: it finds an event, or waits itself.
+    HandOver,
+    /// A signal has arrived whose handler ends a read(2).
     Interrupted,
-    /// Otherwise.
-    More,
+    /// Neither: the thread sleeps again.
+    Again,
 }
 
 /// `ibv_get_cq_event(3)`. `pthread_cancel(3)` unwinds this frame, which has nothing to drop.
@@ -85,13 +85,13 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         // SAFETY: as before.
         match unsafe { sleep(slot, channel_of.fd) } {
             // SAFETY: the program's own call.
-            Slept::Enough => return unsafe { get(channel, queue, user) },
+            Slept::HandOver => return unsafe { get(channel, queue, user) },
             Slept::Interrupted => {
                 Errno::EINTR.set();
                 return -1;
             }
             // SAFETY: a call without arguments.
-            Slept::More => unsafe { pthread_testcancel() },
+            Slept::Again => unsafe { pthread_testcancel() },
         }
     }
 }
@@ -100,14 +100,14 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 /// The slot is in use, its channel's descriptor is open, and both stay so meanwhile.
 unsafe fn sleep(slot: Option<&Slot>, fd: c_int) -> Slept {
     // SAFETY: the caller's.
-    let Some(node) = slot.and_then(|slot| unsafe { slot.node() }) else { return Slept::Enough };
+    let Some(node) = slot.and_then(|slot| unsafe { slot.node() }) else { return Slept::HandOver };
     // SAFETY: the caller's.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = fcntl(file, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
     if flags.is_ok_and(|flags| !flags.contains(OFlag::O_NONBLOCK)) {
-        sleep_on(&node, file).unwrap_or(Slept::Enough)
+        sleep_on(&node, file).unwrap_or(Slept::HandOver)
     } else {
-        Slept::Enough
+        Slept::HandOver
     }
 }
 
@@ -120,14 +120,14 @@ fn sleep_on(node: &Node, file: BorrowedFd<'_>) -> nix::Result<Slept> {
     let waited = polling::at_work(|| node.file.wait_readable(&files, Some(LONGEST)));
     if waited == Ok(Some(0)) {
         arrivals.keep();
-        return Ok(Slept::Enough);
+        return Ok(Slept::HandOver);
     }
     let is_interrupted = arrivals.interrupt();
     arrivals.keep_if_ours();
     Ok(match waited {
         _ if is_interrupted => Slept::Interrupted,
-        Ok(_) | Err(Errno::EINTR) => Slept::More,
-        Err(_) => Slept::Enough,
+        Ok(_) | Err(Errno::EINTR) => Slept::Again,
+        Err(_) => Slept::HandOver,
     })
 }
 
@@ -179,17 +179,17 @@ impl Arrivals {
         let _ = LAST.try_with(|last| last.set(Some(self)));
     }
 
-    /// Keeps it if the program has not closed it. A sleep that an event ends does not look: one of
-    /// the next sleeps on a wrong file takes [`LONGEST`], and this ends it.
+    /// Keeps the file unless the program has closed it. A sleep that an event ends does not check:
+    /// if the descriptor is another file, one of the next sleeps takes [`LONGEST`] and ends here.
     fn keep_if_ours(mut self) {
         if self.is_ours() {
             self.keep();
         }
     }
 
-    /// Whether the descriptor is a signalfd: the call fails for every other file. A program that
-    /// closes all descriptors from some number on may have another file there, which would report
-    /// no signal, and is not this library's to close.
+    /// Whether the descriptor is still a signalfd: setting the mask fails for every other file. A
+    /// program may close descriptors that are not its own and open a file with this number. That
+    /// file reports no signals and must not be closed here.
     fn is_ours(&mut self) -> bool {
         self.file.set_mask(&self.set).is_ok()
     }
@@ -204,7 +204,7 @@ impl Drop for Arrivals {
     }
 }
 
-/// All signals, those of real-time included.
+/// All signals, including real-time ones.
 fn signals() -> impl Iterator<Item = c_int> {
     1..=libc::SIGRTMAX()
 }
