@@ -5,12 +5,12 @@ use std::ffi::OsString;
 
 use uverbs_soft::settings::Variables;
 
-/// Directory for the directories that the program lists.
+/// Scratch directory: it gets a real directory for each directory of sysfs that the program lists.
 pub(crate) const SYSFS: &str = "UVERBS_RUN_SYSFS";
 /// Where the trace goes: a file, or `-` for standard error.
 pub(crate) const TRACE: &str = "UVERBS_RUN_TRACE";
 
-/// Those of the devices, which the command has options for.
+/// The devices' variables. Messages call each by the option of `uverbs run` that sets it.
 pub(crate) const DEVICES: Variables =
     Variables { prefix: "UVERBS_RUN_", shown: |rest| format!("--{}", rest.to_ascii_lowercase()) };
 
