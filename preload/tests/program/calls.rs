@@ -57,7 +57,7 @@ fn part_syscall() {
     }
 }
 
-/// The functions of libibverbs that a C program links; `None` without the library, which CI has.
+/// The handle of libibverbs; `None` if it is not installed, which fails in CI.
 fn verbs_library() -> Option<*mut libc::c_void> {
     // SAFETY: a C string; the library's initialisation asks nothing of the caller.
     let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
@@ -82,7 +82,7 @@ fn part_polling() {
     // pointer and the table of operations, of which `poll_cq` is the twelfth.
     const POLL_CQ: usize = 12;
     let Some(library) = verbs_library() else { return };
-    // As the dynamic linker binds a program's calls: this library comes first.
+    // As the dynamic linker binds a program's calls: the preloaded library comes first.
     let bound = |name: &std::ffi::CStr| {
         // SAFETY: C strings.
         let (first, own) = unsafe {

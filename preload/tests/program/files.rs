@@ -80,7 +80,7 @@ fn part_sysfs() {
     assert_eq!(missing.expect_err("missing").raw_os_error(), Some(libc::ENOENT));
 }
 
-/// Directories are listed, and names in them opened by the directory's descriptor or after `chdir`.
+/// Names in a directory can be opened relative to its descriptor, or after `chdir`.
 #[test]
 fn directories_can_be_listed_and_entered() {
     succeeds("files::part_directories");
