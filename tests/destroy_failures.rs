@@ -1,5 +1,5 @@
-//! The kernel refuses to destroy each kind of object: the object goes on to work, nothing of it is
-//! given back, and the next attempt succeeds.
+//! The kernel refuses to destroy an object, for each kind of object. The object still works, no
+//! memory of it is released, and the next attempt succeeds.
 
 mod common;
 
@@ -19,7 +19,7 @@ use uverbs::{
     ProtectionDomain, QueuePair, SharedReceiveQueue, Slab, WorkQueue, op,
 };
 
-/// Of a command that comes too early, of firmware in trouble, and of a device that may be gone.
+/// The object is in use, the firmware fails, the device may be gone.
 const ERRNOS: [Errno; 5] =
     [Errno::EBUSY, Errno::EIO, Errno::ENXIO, Errno::ENODEV, Errno::ETIMEDOUT];
 
@@ -41,8 +41,8 @@ impl Bench {
         self.context.create_cq(64).build().unwrap()
     }
 
-    /// Lets all commands fail that are sent meanwhile.
-    fn in_trouble<R>(&self, errno: Errno, run: impl FnOnce() -> R) -> R {
+    /// Makes every command fail that `run` sends; it sends at least one.
+    fn while_commands_fail<R>(&self, errno: Errno, run: impl FnOnce() -> R) -> R {
         (0..50).for_each(|_| self.soft.inject(Fault { moment: Moment::Call(0), errno }));
         let result = run();
         assert!(self.soft.clear_faults() < 50, "a command was sent");
@@ -50,15 +50,16 @@ impl Bench {
     }
 }
 
-/// An object, and what it needs.
+/// An object, and the objects that it needs.
 type With<T> = (T, Box<dyn Any>);
 
 fn with<T>(object: T, needs: impl Any) -> With<T> {
     (object, Box::new(needs))
 }
 
-/// Refused, used, refused once more, and destroyed.
-fn comes_back<T>(
+/// The kernel refuses to destroy the object twice. It works after each refusal. The third attempt
+/// destroys it.
+fn survives_refusals<T>(
     make: impl Fn(&Bench) -> With<T>,
     works: impl Fn(&Bench, &mut T),
     destroy: impl Fn(T) -> Result<(), DestroyError<T>>,
@@ -70,7 +71,7 @@ fn comes_back<T>(
         works(&bench, &mut object);
         let handles = bench.soft.handle_count();
         for _ in 0..2 {
-            let failed = bench.in_trouble(errno, || destroy(object)).unwrap_err();
+            let failed = bench.while_commands_fail(errno, || destroy(object)).unwrap_err();
             assert_eq!(failed.error.errno(), errno as i32, "{what}");
             assert_eq!(bench.soft.handle_count(), handles, "{what}");
             object = *failed.object;
@@ -84,14 +85,14 @@ fn comes_back<T>(
     }
 }
 
-/// Dropped while the kernel refuses: the device keeps it until it is closed.
+/// An object that is dropped while the kernel refuses to destroy it exists until the close.
 fn stays_until_the_close<T>(make: impl Fn(&Bench) -> With<T>) {
     let what = std::any::type_name::<T>();
     for errno in ERRNOS {
         let bench = Bench::new();
         let (object, needs) = make(&bench);
         let handles = bench.soft.handle_count();
-        bench.in_trouble(errno, || drop(object));
+        bench.while_commands_fail(errno, || drop(object));
         assert_eq!(bench.soft.handle_count(), handles, "{what} with {errno:?}");
         drop(needs);
         drop((bench.pd, bench.context));
@@ -115,7 +116,7 @@ fn queue_pair(bench: &Bench) -> With<Connected> {
 }
 
 /// The slots of the next two completions.
-fn two(bench: &Bench, cq: &mut CompletionQueue) -> Vec<uverbs::Slot> {
+fn two_slots(bench: &Bench, cq: &mut CompletionQueue) -> Vec<uverbs::Slot> {
     let start = std::time::Instant::now();
     let mut slots = Vec::new();
     while slots.len() < 2 {
@@ -129,8 +130,8 @@ fn two(bench: &Bench, cq: &mut CompletionQueue) -> Vec<uverbs::Slot> {
     slots
 }
 
-/// The same result for an object with others beside it.
-fn beside<A, B>(
+/// Adds the objects that are used with the destroyed one to the result.
+fn with_others<A, B>(
     destroyed: Result<(), DestroyError<A>>,
     others: B,
 ) -> Result<(), DestroyError<(A, B)>> {
@@ -141,29 +142,29 @@ fn beside<A, B>(
 }
 
 #[test]
-fn queue_pairs_go_on_to_send_and_keep_their_slots() {
+fn queue_pairs_still_send_and_keep_their_slots() {
     let works = |bench: &Bench, (qp, (cq, slab)): &mut Connected| {
         assert_eq!(slab.free(), 2);
         let mut slot = slab.take().unwrap();
         slot.write(b"still here").unwrap();
         qp.post_send(op::Send, slot, PostFlags::SIGNALED).unwrap();
-        let slots = two(bench, cq);
+        let slots = two_slots(bench, cq);
         assert!(slots.iter().all(|slot| slot.starts_with(b"still here")));
         slots.into_iter().take(1).for_each(|slot| qp.post_receive(slot).unwrap());
     };
-    comes_back(queue_pair, works, |(qp, others)| beside(qp.destroy(), others));
+    survives_refusals(queue_pair, works, |(qp, others)| with_others(qp.destroy(), others));
 }
 
-/// Slots that the device may still write to keep their slab, and with it the device open.
+/// The device may still write to these slots, so they keep the slab, which keeps the device open.
 #[test]
-fn slots_of_queues_that_are_dropped_in_vain_are_not_given_back() {
+fn slots_of_queues_that_cannot_be_destroyed_are_not_released() {
     for errno in ERRNOS {
         let bench = Bench::new();
         let ((qp, (cq, slab)), _) = queue_pair(&bench);
         let mut srq = bench.pd.create_srq(4).build().unwrap();
         srq.post(slab.take().unwrap()).unwrap();
-        bench.in_trouble(errno, || drop((qp, srq)));
-        bench.in_trouble(errno, || drop(cq));
+        bench.while_commands_fail(errno, || drop((qp, srq)));
+        bench.while_commands_fail(errno, || drop(cq));
         assert_eq!(slab.free(), 1, "{errno:?}: the device may write to the other three");
         let handles = bench.soft.handle_count();
         drop((slab, bench.pd, bench.context));
@@ -172,7 +173,7 @@ fn slots_of_queues_that_are_dropped_in_vain_are_not_given_back() {
 }
 
 #[test]
-fn shared_receive_queues_go_on_to_take_slots() {
+fn shared_receive_queues_still_take_slots() {
     type Shared = (SharedReceiveQueue, Slab);
     let make = |bench: &Bench| {
         let slab = bench.pd.create_slab(64, 64).unwrap();
@@ -184,19 +185,19 @@ fn shared_receive_queues_go_on_to_take_slots() {
         assert_eq!(slab.free(), free - 1);
         srq.query().unwrap();
     };
-    comes_back(make, works, |(srq, slab)| beside(srq.destroy(), slab));
+    survives_refusals(make, works, |(srq, slab)| with_others(srq.destroy(), slab));
     stays_until_the_close(make);
 }
 
 #[test]
-fn completion_queues_go_on_to_be_polled() {
+fn completion_queues_can_still_be_polled() {
     let make = |bench: &Bench| with(bench.cq(), ());
     let works = |bench: &Bench, cq: &mut CompletionQueue| {
         assert_eq!(cq.poll().unwrap_err(), PollError::Empty);
         let qp = bench.pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
         qp.destroy().unwrap();
     };
-    comes_back(make, works, CompletionQueue::destroy);
+    survives_refusals(make, works, CompletionQueue::destroy);
     stays_until_the_close(make);
 }
 
@@ -207,12 +208,12 @@ fn work_queue(bench: &Bench) -> With<(WorkQueue, Slab)> {
 }
 
 #[test]
-fn work_queues_go_on_to_take_slots() {
+fn work_queues_still_take_slots() {
     let works = |_: &Bench, (wq, slab): &mut (WorkQueue, Slab)| {
         wq.post_receive(slab.take().unwrap()).unwrap();
         assert_eq!(wq.state(), uverbs::WqState::Rdy);
     };
-    comes_back(work_queue, works, |(wq, slab)| beside(wq.destroy(), slab));
+    survives_refusals(work_queue, works, |(wq, slab)| with_others(wq.destroy(), slab));
     stays_until_the_close(work_queue);
 }
 
@@ -229,23 +230,23 @@ fn target(bench: &Bench) -> With<RssTarget> {
 }
 
 #[test]
-fn tables_and_targets_of_receive_side_scaling() {
-    let leads = |bench: &Bench, table: &mut IndirectionTable| {
+fn rss_tables_and_targets_still_work() {
+    let works = |bench: &Bench, table: &mut IndirectionTable| {
         let options = RssOptions::new(RssTraffic::Ipv4);
         bench.pd.create_rss_target(table, &options).unwrap().destroy().unwrap();
     };
-    comes_back(table, leads, IndirectionTable::destroy);
+    survives_refusals(table, works, IndirectionTable::destroy);
     stays_until_the_close(table);
     let takes_rules = |_: &Bench, target: &mut RssTarget| {
         let rule = target.create_flow().ethernet(Default::default()).build().unwrap();
         rule.destroy().unwrap();
     };
-    comes_back(target, takes_rules, RssTarget::destroy);
+    survives_refusals(target, takes_rules, RssTarget::destroy);
     stays_until_the_close(target);
 }
 
 #[test]
-fn memory_of_the_device_and_of_firmware_objects() {
+fn device_memory_still_works_and_umems_survive() {
     let memory = |bench: &Bench| with(bench.context.alloc_device_memory(64, 64).unwrap(), ());
     let works = |_: &Bench, memory: &mut DeviceMemory| {
         let mut bytes = [0; 8];
@@ -253,7 +254,7 @@ fn memory_of_the_device_and_of_firmware_objects() {
         memory.read(8, &mut bytes).unwrap();
         assert_eq!(&bytes, b"unharmed");
     };
-    comes_back(memory, works, DeviceMemory::free);
+    survives_refusals(memory, works, DeviceMemory::free);
     stays_until_the_close(memory);
     let umem = |bench: &Bench| {
         let buffer = Buffer::new(4096).unwrap();
@@ -264,12 +265,12 @@ fn memory_of_the_device_and_of_firmware_objects() {
         let devx = unsafe { bench.context.devx() };
         with(devx.register_umem(&options).unwrap(), buffer)
     };
-    comes_back(umem, |_, _| {}, Umem::destroy);
+    survives_refusals(umem, |_, _| {}, Umem::destroy);
     stays_until_the_close(umem);
 }
 
 #[test]
-fn ends_of_dynamic_connections() {
+fn dc_targets_can_still_be_queried() {
     let make = |bench: &Bench| {
         let cq = bench.context.create_raw_cq(16).build().unwrap();
         let srq = bench.pd.create_raw_srq(16).build().unwrap();
@@ -277,7 +278,7 @@ fn ends_of_dynamic_connections() {
             bench.pd.create_dc_receiver(cq.handle(), srq.handle(), 7, PathOptions::default());
         with(target.unwrap(), (srq, cq))
     };
-    comes_back(
+    survives_refusals(
         make,
         |_, target| assert_eq!(target.query().unwrap().state, State::Rtr),
         DcReceiver::destroy,
@@ -286,7 +287,7 @@ fn ends_of_dynamic_connections() {
 }
 
 #[test]
-fn matchers_of_rules() {
+fn flow_matchers_survive() {
     let make = |bench: &Bench| {
         let options = MatcherOptions {
             mask: &[0; 64],
@@ -298,15 +299,15 @@ fn matchers_of_rules() {
         };
         with(bench.context.create_flow_matcher(&options).unwrap(), ())
     };
-    comes_back(make, |_, matcher| drop(matcher.clone()), Matcher::destroy);
+    survives_refusals(make, |_, matcher| drop(matcher.clone()), Matcher::destroy);
     stays_until_the_close(make);
 }
 
 #[test]
-fn queues_of_frames_go_on_to_be_used() {
+fn frame_queues_survive() {
     let sends = |bench: &Bench| with(bench.pd.create_tx_queue(16).build().unwrap(), ());
-    comes_back(sends, |_, _| {}, |queue| queue.destroy());
+    survives_refusals(sends, |_, _| {}, |queue| queue.destroy());
     stays_until_the_close(sends);
     let receives = |bench: &Bench| with(bench.pd.create_rx_queue(16).build().unwrap(), ());
-    comes_back(receives, |_, _| {}, |queue| queue.destroy());
+    survives_refusals(receives, |_, _| {}, |queue| queue.destroy());
 }
