@@ -12,7 +12,7 @@ use crate::child::{Outcome, in_child};
 use crate::{PATIENCE, address_of, device_and_address, listener, next, resolved};
 
 #[test]
-fn destroying_an_id_waits_for_none_of_its_events() {
+fn destroying_an_id_does_not_wait_for_its_events() {
     let (context, address) = device_and_address();
     let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
@@ -20,7 +20,7 @@ fn destroying_an_id_waits_for_none_of_its_events() {
     id.resolve_address(None, to, PATIENCE).unwrap();
     let taken = next(&channel);
     id.resolve_route(PATIENCE).unwrap();
-    // The program holds one event, and a second one was not read. Destroying waits for neither.
+    // The program holds one event, and has not read a second one.
     drop(id);
     assert!(matches!(taken.kind, EventKind::AddressResolved));
     assert_eq!(channel.try_next_event().unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -147,10 +147,9 @@ fn calls_report_a_removed_device() {
     assert_eq!(listener.try_accept().unwrap_err().kind(), ErrorKind::DeviceGone);
 }
 
-/// A listener at all addresses outlives its devices. A device that was removed comes back with the
-/// same node GUID.
+/// A removed device comes back with the same node GUID, and the channel knows contexts of both.
 #[test]
-fn an_id_of_a_device_that_came_back_does_not_get_the_removed_one() {
+fn ids_use_the_device_that_came_back_and_not_the_removed_one() {
     let device = || SoftDevice::builder("soft0").without_wire().node_guid([7; 8]).build().unwrap();
     let [removed, back] = [device(), device()];
     let [old, new] = [&removed, &back].map(|soft| Device::from_soft(soft.clone()).open().unwrap());

@@ -18,7 +18,7 @@ use crate::long::queue_pair;
 use crate::peer::{Peer, role, wait_for_parent};
 use crate::{PATIENCE, address_of, next, resolved};
 
-/// Roles of the peer process; any other one is the address to connect to.
+/// Roles of the peer process. A role that is none of these is an address to connect to.
 const LISTENS: &str = "listens";
 /// As [`LISTENS`], but a forked child waits once the connection is established.
 const FORKS: &str = "forks";

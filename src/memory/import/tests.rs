@@ -34,7 +34,7 @@ fn two_contexts_work_on_one_open_file() {
 }
 
 #[test]
-fn domains_and_regions_of_one_are_used_by_the_other_and_stay_the_owners() {
+fn imported_domains_and_regions_work_and_stay_their_owners() {
     use crate::qp::op;
     use crate::qp::qp_type::Rc;
     use crate::qp::{Inline, PostFlags};
@@ -69,7 +69,7 @@ fn domains_and_regions_of_one_are_used_by_the_other_and_stay_the_owners() {
     seen.deregister().unwrap();
     drop(qp);
     theirs.destroy().unwrap();
-    // Both still are their owner's.
+    // The owner can still destroy both.
     region.deregister().unwrap();
     pd.destroy().unwrap();
 }
