@@ -30,7 +30,7 @@ pub(crate) struct Kept {
 struct Releases {
     waiting: Vec<Box<dyn Deferred>>,
     /// Calls of [`Kept::release_some`] that do nothing before the next search: as many as the last
-    /// search found waiting, so that a call costs a constant number of looks on average.
+    /// search found waiting, so that a call costs a constant number of checks on average.
     until_search: usize,
 }
 
@@ -53,11 +53,11 @@ struct Blocks {
     /// Indices of the blocks that the last search found unused and that are still unused.
     unused: Vec<usize>,
     /// Blocks to be handed out before the next search: as many as the last search found in use, so
-    /// that a block costs a constant number of looks on average, however many there are.
+    /// that a block costs a constant number of checks on average, however many there are.
     until_search: usize,
-    /// How many blocks were looked at.
+    /// How many blocks were checked.
     #[cfg(test)]
-    looks: usize,
+    checks: usize,
 }
 
 impl Blocks {
@@ -73,7 +73,7 @@ impl Blocks {
     fn search(&mut self, is_unused: impl Fn(&Block) -> bool) {
         #[cfg(test)]
         {
-            self.looks += self.all.len();
+            self.checks += self.all.len();
         }
         let places = (0..).zip(&self.all).filter(|(_, block)| is_unused(block));
         self.unused = places.map(|(place, _)| place).collect();

@@ -23,10 +23,10 @@ fn a_block_without_a_user_is_used_again_by_one_of_its_size() {
 }
 
 #[test]
-fn many_users_cost_a_constant_number_of_looks_each() {
+fn many_users_cost_a_constant_number_of_checks_each() {
     let kept = Kept::default();
     let users: Vec<_> = (0..1000).map(|_| kept.number(4)).collect();
-    assert!(kept.count(|own| own.looks) <= 2 * users.len());
+    assert!(kept.count(|own| own.checks) <= 2 * users.len());
 }
 
 /// Never ready.
@@ -43,13 +43,13 @@ impl Deferred for Waits {
 }
 
 #[test]
-fn many_releases_that_wait_cost_a_constant_number_of_looks_each() {
-    let (kept, looks) = (Kept::default(), Waits::default());
-    (0..1000).for_each(|_| kept.defer(Waits(looks.0.clone())));
-    assert!(looks.0.load(Ordering::Relaxed) <= 2 * 1000);
-    looks.0.store(0, Ordering::Relaxed);
+fn many_releases_that_wait_cost_a_constant_number_of_checks_each() {
+    let (kept, checks) = (Kept::default(), Waits::default());
+    (0..1000).for_each(|_| kept.defer(Waits(checks.0.clone())));
+    assert!(checks.0.load(Ordering::Relaxed) <= 2 * 1000);
+    checks.0.store(0, Ordering::Relaxed);
     kept.release_ready();
-    assert_eq!(looks.0.load(Ordering::Relaxed), 1000, "all of them, if they are needed");
+    assert_eq!(checks.0.load(Ordering::Relaxed), 1000, "all of them, if they are needed");
 }
 
 #[test]
@@ -58,5 +58,5 @@ fn blocks_do_not_pile_up_beside_many_users() {
     let _users: Vec<_> = (0..100).map(|_| kept.number(4)).collect();
     (0..10_000).for_each(|_| drop(kept.number(4)));
     assert!(kept.count(|own| own.all.len()) <= 202);
-    assert!(kept.count(|own| own.looks) <= 30_000);
+    assert!(kept.count(|own| own.checks) <= 30_000);
 }
