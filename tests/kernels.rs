@@ -14,7 +14,7 @@ use uverbs::{Device, ErrorKind, op};
 
 /// The kernel refuses BlueFlame pages if its start-up test found that writes are not combined.
 #[test]
-fn missing_write_combining_is_named() {
+fn missing_write_combining_is_reported() {
     use uverbs_uapi::mlx5::object::uar;
     let soft = Arc::new(SoftDevice::builder("soft0").without_wire().build().unwrap());
     let context = Device::from_shared_soft(soft.clone()).open().unwrap();
@@ -93,18 +93,18 @@ fn interrupted_commands_are_retried() {
 }
 
 #[test]
-fn the_memlock_limit_is_named() {
+fn the_error_names_the_memlock_limit() {
     let device = common::soft_device(|builder| builder.locked_memory(1 << 18));
     let setup = Setup::on(device.open().unwrap());
     let buffer = uverbs::Buffer::new(1 << 20).unwrap();
     let error = setup.pd.register(buffer, common::ALL_ACCESS).unwrap_err();
     assert_eq!(error.errno(), Errno::ENOMEM as i32);
     let named = error.to_string().contains("RLIMIT_MEMLOCK") && error.cure().contains("ulimit");
-    assert_eq!(named, memlock_counts(), "{error}");
+    assert_eq!(named, memlock_limit_applies(), "{error}");
 }
 
 /// Whether this process has a memlock limit and no CAP_IPC_LOCK, which would lift it.
-fn memlock_counts() -> bool {
+fn memlock_limit_applies() -> bool {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_MEMLOCK);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
