@@ -18,7 +18,7 @@ impl Who {
         Self::Kernel(release.trim().split('.').take(2).collect::<Vec<_>>().join("."))
     }
 
-    fn is_meant_by(&self, word: &str) -> bool {
+    fn is_named(&self, word: &str) -> bool {
         match self {
             Self::Soft => word == "soft",
             Self::Kernel(version) => word == version,
@@ -36,7 +36,7 @@ impl Differences {
     pub(crate) fn new(who: Who, link: &str) -> Self {
         let allowed = entries().filter(|(entry, _)| {
             let (front, port) = entry.split_once('-').unwrap_or((entry, link));
-            who.is_meant_by(front) && port == link
+            who.is_named(front) && port == link
         });
         Self { allowed: allowed.map(|(_, pattern)| pattern).collect() }
     }
@@ -66,7 +66,7 @@ impl Differences {
                 )),
             }
         }
-        wrong.extend(unused.iter().map(|pattern| format!("{pattern}: differs no more")));
+        wrong.extend(unused.iter().map(|pattern| format!("{pattern}: no longer differs")));
         assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
     }
 }
@@ -106,7 +106,7 @@ fn differences_without_a_reason_and_reasons_without_a_difference_are_reported() 
     for (kernel, other, expected) in [
         ("a = 1\nb = 1\nc = 1\n", "a = 2\nb = 2\nc = 2\n", "a: the kernel 1, here 2"),
         ("a = 1\nb = 1\nc = 1\n", "b = 2\nc = 2\n", "a: the kernel 1, here none"),
-        ("b = 1\nc = 1\n", "b = 2\nc = 1\n", "c: differs no more"),
+        ("b = 1\nc = 1\n", "b = 2\nc = 1\n", "c: no longer differs"),
     ] {
         let panic = std::panic::catch_unwind(|| differences.check(kernel, other)).unwrap_err();
         let text = panic.downcast_ref::<String>().expect("a message");
