@@ -1,9 +1,10 @@
-//! The surface: operation by payload by form, each point counted.
+//! Instruction counts of each operation, with each payload and in each form: the points of a grid.
 //!
 //! Points are named `form operation payload`: `alone write const 64`, `batch16 send sge 3`. `const`
 //! is inline data of a length known at compile time, `run` of one known at run time; `sge` is an
-//! array of SGEs, `sges` a slice of them. `batch16 poll both 64` is of completions of 64 queue
-//! pairs, whose directions alternate.
+//! array of SGEs, `sges` a slice of them. A first word `shared` is a register that other queues
+//! ring too, `none` one without BlueFlame. `batch16 poll both 64` polls sends and receives, one
+//! after the other, of 64 queue pairs.
 
 use std::hint::black_box;
 
@@ -27,11 +28,11 @@ use super::{OPERATIONS, edges, grid_more, measured, polls};
 /// Blocks of the ring: space for the longest requests of one run, twice.
 const BLOCKS: u32 = 8192;
 const MAX_SGE: u32 = 16;
-/// As many bytes as a request of four blocks takes behind a remote address.
+/// The most inline data of a request of four blocks with a remote address.
 const MAX_INLINE: u32 = 220;
 pub(super) const NONE: PostFlags = PostFlags::empty();
 
-/// A point of the grid: what it is called, and a run of [`OPERATIONS`].
+/// A point of the grid: its name, and a run of [`OPERATIONS`].
 pub(crate) struct Point {
     pub(crate) name: String,
     pub(crate) run: Box<dyn FnMut() -> u64>,
@@ -53,7 +54,7 @@ impl<T: Transport, R: Register> Rig<T, R> {
         Self::of(register, BLOCKS, BLOCKS / 8)
     }
 
-    /// With a ring of so many blocks, for so many requests.
+    /// With a ring of `blocks` blocks.
     pub(super) fn of(register: R, blocks: u32, max_requests: u32) -> Self {
         let table = UserIndexTable::new();
         let (memory, ring) = dma(64 * 64);
@@ -95,7 +96,7 @@ impl<T: Transport, R: Register> Rig<T, R> {
         Self { queue, handle, cq, device, data, sges: std::array::from_fn(sge), address }
     }
 
-    /// Completes everything that was posted since counter `start`, in requests of one length.
+    /// Completes all requests since counter `start`, which have the same length.
     fn retire(&mut self, start: u32) {
         let head = self.queue.head();
         let blocks = head.wrapping_sub(start) / OPERATIONS as u32;
@@ -150,7 +151,7 @@ pub(super) fn remote(i: usize) -> Remote {
     Remote::new(0x1000 + 64 * i as u64, 0x1234)
 }
 
-/// An operation and data, alone and in batches of 16.
+/// Adds the points of an operation and its data: alone, and in batches of 16.
 macro_rules! point {
     ($points:ident, $service:ty, $name:expr, |$rig:ident, $i:ident| $operation:expr, $payload:expr) => {
         point!($points, $service, register(), "", $name, |$rig, $i| $operation, $payload);
@@ -187,7 +188,7 @@ macro_rules! point {
     }};
 }
 
-/// What is posted to each kind of register.
+/// Adds the points that each kind of register has.
 macro_rules! registers {
     ($points:ident, $register:expr, $prefix:literal) => {
         registers!(@inline $points, $register, $prefix, "write const 16", 16);
@@ -254,7 +255,7 @@ macro_rules! sizes {
     };
 }
 
-/// All points, in an order in which neighbours follow each other.
+/// All points; similar ones follow each other.
 pub(crate) fn points() -> Vec<Point> {
     let mut points = Vec::new();
     sizes!(points, constant: 1 4 8 12 16 20 24 28 32 36 40 44 48 52 56 60 64 68 72 76 80 84 88 92 93
@@ -281,7 +282,7 @@ pub(crate) fn points() -> Vec<Point> {
     points
 }
 
-/// Every other operation.
+/// All operations, each with few payloads.
 fn operations(points: &mut Vec<Point>) {
     let number = Immediate::from_u32(7);
     let result = AtomicResult { address: 0x1000, lkey: 7 };
@@ -339,7 +340,7 @@ fn doorbells() -> BlueFlame {
     unsafe { BlueFlame::new(leak(4096), 0) }
 }
 
-/// What else is posted to registers that are shared, or take doorbells only, or both.
+/// More points of registers that are shared, or take doorbells only, or both.
 fn other_registers(points: &mut Vec<Point>) {
     let shared = || SharedBlueFlame::new(register());
     let both = || SharedBlueFlame::new(doorbells());
@@ -365,7 +366,7 @@ fn other_registers(points: &mut Vec<Point>) {
     of_run_time!(both(), "shared none ");
 }
 
-/// Batches of 4 and of 32, of one SGE and of inline data of one block and of two.
+/// Batches of 4 and of 32 requests: with one SGE, with inline data in one block, and in two.
 fn batches(points: &mut Vec<Point>) {
     of_batch::<4>(points);
     of_batch::<32>(points);
@@ -410,8 +411,8 @@ fn tso(points: &mut Vec<Point>) {
     });
 }
 
-/// Requests whose operation is known at run time, one and 16 in a list; with one SGE for each of
-/// these lengths.
+/// Lists of 1 and of 16 requests whose operation is known only at run time. Each request has one
+/// SGE per length.
 fn lists(points: &mut Vec<Point>, name: String, inline: bool, lengths: Vec<usize>) {
     for count in [1, 16] {
         let mut rig = Rig::<Rc>::new(register());
