@@ -21,7 +21,7 @@ use super::polls::Many;
 use super::producer::Producer;
 
 const ENTRIES: u32 = 1024;
-/// As many as libmlx5's in the comparison: entries come back in order, so a post walks through all
+/// As many as in the comparison with libmlx5. Entries come back in order, so posts walk through all
 /// of them.
 pub(crate) const SRQ_ENTRIES: u32 = 512;
 
@@ -33,7 +33,7 @@ pub(crate) fn leak(len: usize) -> NonNull<u8> {
     NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout))
 }
 
-/// What `item` makes of each 64 bytes.
+/// Maps each 64 bytes of `data`.
 fn leaked<T>(data: &'static [u8], item: impl Fn(&'static [u8]) -> T) -> &'static [T] {
     data.chunks(64).map(item).collect::<Vec<_>>().leak()
 }
@@ -75,7 +75,7 @@ pub(crate) struct Bench {
     pub(crate) fixed: &'static [&'static [u8; 16]],
     pub(crate) fixed_long: &'static [&'static [u8; 64]],
     pub(crate) sges: &'static [[Sge; 1]],
-    /// The same as address, length and key.
+    /// SGEs of the same messages as address, length and key.
     pub(crate) fields: &'static [(u64, u32, u32)],
     rc_handle: QueueHandle,
     ud_handle: QueueHandle,
@@ -84,7 +84,7 @@ pub(crate) struct Bench {
     srq_handle: QueueHandle,
 }
 
-/// A BlueFlame register of one's own.
+/// A BlueFlame register for one queue.
 pub(crate) fn register() -> BlueFlame {
     // SAFETY: leaked memory plays the register.
     unsafe { BlueFlame::new(leak(4096), 256) }
@@ -101,7 +101,7 @@ fn send_queue<T: Transport, R: Register>(
     (queue, handle)
 }
 
-/// An entry in the table for a queue with so many blocks and receives.
+/// Registers a queue pair with this many blocks and receives in the table.
 pub(crate) fn handle(
     table: &UserIndexTable,
     cqs: &[CqMonitor],
@@ -177,7 +177,7 @@ pub(crate) fn completion_queue(
     completion_queue_of(table, entries, Some(MiniCqeFormat::HASH))
 }
 
-/// As [`completion_queue`], with what mini-CQEs carry if completions may be compressed.
+/// As [`completion_queue`]; `mini_format` is `None` where completions are not compressed.
 pub(crate) fn completion_queue_of(
     table: &UserIndexTable,
     entries: u32,
@@ -259,7 +259,7 @@ impl Bench {
         while batch.next().is_ok() {}
     }
 
-    /// Retires everything on the RC queue, whose requests of one length begin at counter `start`.
+    /// Completes all requests of the RC queue since counter `start`, which have the same length.
     pub(crate) fn retire_rc(&mut self, start: u32) {
         let head = self.rc.head();
         let blocks = head.wrapping_sub(start) / OPERATIONS as u32;
@@ -286,8 +286,8 @@ impl Bench {
         self.poll_all();
     }
 
-    /// Completes the posted entries in the order in which they were posted: entries come back in
-    /// that order too, so the list stays what it was at first, a ring.
+    /// Completes the posted entries in the order in which they were posted. They become free in
+    /// that order, too, so the free list keeps the order of the ring.
     pub(crate) fn retire_srq(&mut self) {
         for _ in 0..OPERATIONS {
             self.device.receive(self.srq_handle.user_index(), 0x103, self.srq_completed);

@@ -1,5 +1,5 @@
-//! Frames: poll, read five fields, give the buffer back. And the time from a received frame to the
-//! order that is sent for it.
+//! Received frames: poll, read five fields, return the buffer. And the way from a received frame to
+//! the order that is sent for it.
 
 use std::hint::black_box;
 
@@ -143,7 +143,7 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
         Self { frames: Frames::new(), orders, order: order.expect("a template") }
     }
 
-    /// From a tick to a trade: poll, read, parse, give back, patch, ring.
+    /// From a tick to a trade: poll, read, parse, return the buffer, patch the template, ring.
     pub(crate) fn run(&mut self) -> u64 {
         self.frames.arrive();
         let (frames, order) = (&mut self.frames, &mut self.order);
@@ -172,7 +172,7 @@ impl<const BLOCKS: usize> Trade<BLOCKS> {
 /// CQE and the frame, write the receives' doorbell record, the request, its record, two fences, the
 /// copy to the register. Nothing is checked, counted or remembered.
 pub(crate) fn floor<const BLOCKS: usize>(bench: &mut Bench) -> u64 {
-    // Ring, records and register: as many bytes as the cases beside it go through.
+    // Ring, records and register: as much memory as the measured cases touch.
     thread_local!(static MEMORY: *mut u8 = fixture::leak(64 * 1024 + 8192).as_ptr());
     let base = MEMORY.with(|memory| *memory);
     let frames = &mut bench.frames;
@@ -207,7 +207,7 @@ pub(crate) fn floor<const BLOCKS: usize>(bench: &mut Bench) -> u64 {
     time
 }
 
-/// Two numbers behind Ethernet, IPv4 and UDP headers.
+/// Two numbers after the Ethernet, IPv4 and UDP headers.
 #[inline(always)]
 fn quote(frame: &[u8]) -> Option<[u64; 2]> {
     let data: &[u8; 16] = frame.get(42..)?.first_chunk()?;

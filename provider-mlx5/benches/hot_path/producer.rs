@@ -9,16 +9,16 @@ pub(crate) struct Producer {
     produced: u32,
 }
 
-/// `op_own` of a requester's and of a responder's (send without immediate) CQE.
+/// `op_own` of a send's CQE.
 const REQUESTER: u8 = 0x00;
+/// `op_own` of a receive's CQE: without and with immediate data, with 32 bytes of data inside, of
+/// an error, and at the start of a compressed session.
 const RESPONDER: u8 = 0x20;
-/// Of a responder's with immediate, with 32 bytes of data, that failed, and that opens a compressed
-/// session.
 const IMMEDIATE: u8 = 0x30;
 const INLINE: u8 = 0x24;
 const ERROR: u8 = 0xe0;
 const COMPRESSED: u8 = 0x2c;
-/// The syndrome of a request that was flushed: libmlx5 prints the CQEs of all other errors.
+/// The syndrome of flushed requests, because libmlx5 prints the CQEs of all other errors.
 const FLUSHED: u8 = 5;
 
 impl Producer {
@@ -39,12 +39,12 @@ impl Producer {
         self.write(RESPONDER, user_index, qpn, wqe_counter);
     }
 
-    /// The same with immediate data.
+    /// Completes a receive of 64 bytes with immediate data.
     pub(crate) fn immediate(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
         self.write(IMMEDIATE, user_index, qpn, wqe_counter);
     }
 
-    /// The same with the data inside.
+    /// Completes a receive of 32 bytes, which are in the CQE.
     pub(crate) fn inline(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
         self.write(INLINE, user_index, qpn, wqe_counter);
     }
@@ -79,7 +79,7 @@ impl Producer {
     fn write(&mut self, op_own: u8, user_index: u32, word: u32, wqe_counter: u32) {
         let index = self.produced;
         self.produced += 1;
-        let lap = (index / self.entries) as u8 & 1;
+        let owner = (index / self.entries) as u8 & 1;
         let mut cqe = [0; 64];
         cqe[32..36].copy_from_slice(&user_index.to_be_bytes());
         let bytes: u32 = if op_own == INLINE { 32 } else { 64 };
@@ -89,7 +89,7 @@ impl Producer {
         }
         cqe[56..60].copy_from_slice(&word.to_be_bytes());
         cqe[60..62].copy_from_slice(&(wqe_counter as u16).to_be_bytes());
-        cqe[63] = op_own | lap;
+        cqe[63] = op_own | owner;
         // SAFETY: within the ring; nothing polls it now.
         unsafe { self.entry(index).cast::<[u8; 64]>().write_volatile(cqe) };
     }
