@@ -4,8 +4,8 @@
 /// maps.
 pub const UAR_SIZE: usize = 4096;
 
-/// Offset in the UAR of the first BlueFlame register (`MLX5_BF_OFFSET`); the next one follows after
-/// the size that the kernel reports, 512 bytes on every device so far, two halves of 256.
+/// Offset in the UAR of the first BlueFlame register (`MLX5_BF_OFFSET`). The next one follows.
+/// The kernel reports the size of a register: 512 bytes on every device so far.
 pub const BLUEFLAME_OFFSET: usize = 0x800;
 
 /// Size in bytes of one BlueFlame register: two halves, used alternately.
@@ -15,10 +15,10 @@ pub const BLUEFLAME_REGISTER_SIZE: usize = 512;
 pub const BLUEFLAME_HALF_SIZE: usize = BLUEFLAME_REGISTER_SIZE / 2;
 
 /// BlueFlame registers per UAR that user programs may use (`MLX5_NON_FP_BFREGS_PER_UAR`); two more
-/// are the kernel's fast path.
+/// are for the kernel's fast path.
 pub const BLUEFLAME_REGISTERS_PER_UAR: usize = 2;
 
-/// All registers of a UAR, as the kernel counts them in a register's index (`MLX5_BFREGS_PER_UAR`).
+/// BlueFlame registers per UAR in the kernel's numbering of registers (`MLX5_BFREGS_PER_UAR`).
 pub const ALL_BLUEFLAME_REGISTERS_PER_UAR: usize = 4;
 
 /// Offset in the UAR of the 8-byte register that arms a CQ (`MLX5_CQ_DOORBELL`).
@@ -34,9 +34,9 @@ pub const EQ_UPDATE_OFFSET: usize = EQ_ARM_OFFSET + 8;
 /// The arm word of a CQ: in its doorbell record, and as the upper half of the doorbell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqArm {
-    /// Sequence number, modulo 4; goes up with each event received.
+    /// Sequence number, modulo 4; increases with each event received.
     pub sequence: u8,
-    /// Whether only a solicited (or erroneous) completion shall raise the event.
+    /// Whether only a solicited completion, or an error, raises the event.
     pub solicited_only: bool,
     /// CQEs consumed, modulo 2^24.
     pub consumer_index: u32,

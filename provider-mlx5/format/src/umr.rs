@@ -28,7 +28,7 @@ wire! {
 impl UmrControlSegment {
     /// Fail if the QP in the mkey's context is another (`CHECK_QPN`).
     pub const FLAG_CHECK_QPN: u8 = 1 << 3;
-    /// `translation_offset` counts.
+    /// `translation_offset` is valid.
     pub const FLAG_TRANSLATION_OFFSET: u8 = 1 << 4;
     /// Fail unless the key is free (Linux: `MLX5_UMR_CHECK_NOT_FREE`, with that meaning in
     /// `umr.c`). rdma-core's header calls the same bit `CHECK_FREE` and sets it to bind a type 2

@@ -8,7 +8,7 @@ use uverbs_mlx5_format::*;
 
 use crate::{Row, compare, compiler::skip, constants, structure};
 
-/// What the cut-out structures need of the kernel.
+/// The types and macros of the kernel that the structures use.
 const PRELUDE: &str = "
 #include <stdint.h>
 typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64;
@@ -32,7 +32,7 @@ fn directory() -> Option<PathBuf> {
     candidates.map(|path| path.join("linux/mlx5")).find(|path| path.join("device.h").exists())
 }
 
-/// The text from the line that starts with `start` to the one that is `end`, both included.
+/// The lines from the first that starts with `start` to the next that starts with `end`.
 fn cut(text: &str, start: &str, end: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.starts_with(start));
     let mut found: Vec<&str> = Vec::new();
