@@ -14,7 +14,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// there are none.
     #[inline(always)]
     pub fn publish(&mut self) {
-        // Takes back the space granted to a leaked batch, and the marks that it made.
+        // A batch that was leaked still has space, and has marked blocks in the ring.
         self.end_batch();
         self.publish_built();
     }
@@ -28,8 +28,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
     }
 
-    /// Publishes the request from `start` to the head, which is in the ring. It is copied to
-    /// BlueFlame, unless others are unpublished or the register does not take so many blocks.
+    /// Publishes the request from `start` to the head, which is in the ring. It is copied to the
+    /// BlueFlame register, unless others are unpublished or it has more blocks than that takes.
     #[inline(always)]
     pub(super) fn ring_from_ring(&mut self, start: u32) {
         let (head, base, mask) = (self.head, self.ring.base, self.ring.mask);
@@ -93,7 +93,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.close_at_head();
     }
 
-    /// The first eight bytes of the request before the head, which is in the ring.
+    /// The first eight bytes of the request before the head, read from the ring.
     #[inline(always)]
     pub(super) fn last_control(&self) -> u64 {
         self.ring.control_at(self.state().send_start(self.head.wrapping_sub(1)))
