@@ -15,8 +15,8 @@ use crate::query::{gid_bytes, words};
 /// Bits of the mask for which the library has attributes.
 const KNOWN: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::CAP);
 
-// Programs built before rate limits have a struct that ends before that field. The mask is an
-// argument of the verb.
+// Programs built before rate limits have a struct without that field. The mask is an argument of
+// the verb.
 grown! {
     ibv_qp_attr until rate_limit {
         QpAttrMask::RATE_LIMIT.bits() => rate_limit,
@@ -88,14 +88,14 @@ pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     mask & !dropped.bits()
 }
 
-/// Whether `mask` has bits of no attribute.
+/// Whether `mask` has bits that are not an attribute's.
 pub(crate) fn are_unknown(mask: u32) -> bool {
     !KNOWN.union(QpAttrMask::CAP).contains(QpAttrMask::from_bits_retain(mask))
 }
 
-/// Whether `mask` names attributes that the kernel accepts only on other ports or for other types:
-/// it refuses them with EINVAL, and not as attributes that the device lacks.
-pub(crate) fn are_of_others(kind: u32, mask: u32) -> bool {
+/// Whether `mask` names attributes that only InfiniBand ports have (alternate paths), or only
+/// another type (rate limits). The kernel refuses them with EINVAL, not with EOPNOTSUPP.
+pub(crate) fn fail_as_invalid(kind: u32, mask: u32) -> bool {
     let mask = QpAttrMask::from_bits_retain(mask);
     mask.contains(QpAttrMask::ALT_PATH) || mask.contains(QpAttrMask::RATE_LIMIT) && kind != RAW
 }

@@ -379,7 +379,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
         unsafe { wr::give_up_for_reset(queue_pair) };
     }
     let changed = queue_pair.modify(&wanted);
-    if attributes::are_of_others(queue_pair.base().qp_type, mask) {
+    if attributes::fail_as_invalid(queue_pair.base().qp_type, mask) {
         if let Some(error) = changed.as_ref().err().filter(|error| is_unsupported(error)) {
             failed(error);
             return refused(libc::EINVAL);
