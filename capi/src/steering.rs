@@ -27,7 +27,7 @@ const HEAD: usize = 6;
 /// Describes the rule at `attr` to `builder`; `None` if it is invalid.
 ///
 /// # Safety
-/// `attr` is a program's, with as many specifications behind it as it says.
+/// `attr` is a program's struct, followed by `num_of_specs` specifications.
 pub(crate) unsafe fn describe<'q>(
     attr: *const ibv_flow_attr,
     builder: FlowBuilder<'q>,
@@ -44,13 +44,13 @@ pub(crate) unsafe fn describe<'q>(
     if own.flags & EGRESS != 0 {
         builder = builder.egress();
     }
-    // SAFETY: the specifications are behind the struct.
+    // SAFETY: the specifications follow the struct.
     let mut at = unsafe { attr.add(1) }.cast::<u8>();
     for _ in 0..own.num_of_specs {
         // SAFETY: each specification says how long it is.
         unsafe {
             let size = at.add(4).cast::<u16>().read_unaligned();
-            builder = part(std::slice::from_raw_parts(at, size.into()), builder)?;
+            builder = add_spec(std::slice::from_raw_parts(at, size.into()), builder)?;
             at = at.add(size.into());
         }
     }
@@ -68,7 +68,7 @@ fn kind(code: u32) -> Option<FlowKind> {
 }
 
 /// Adds a specification; `None` if its type is unknown or it is too short.
-fn part<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
+fn add_spec<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
     let kind = u32::from_ne_bytes(*bytes.first_chunk()?);
     Some(match kind {
         ETH => builder.ethernet(ethernet(bytes.get(HEAD..)?)?),
@@ -89,7 +89,7 @@ fn part<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
     })
 }
 
-/// Bytes at `offset`, under those at `mask` behind it.
+/// The value at `offset`, and its mask, which is `mask` bytes after it.
 fn masked<const N: usize>(bytes: &[u8], offset: usize, mask: usize) -> Option<Masked<[u8; N]>> {
     let at = |offset: usize| bytes.get(offset..)?.first_chunk().copied();
     Some(Masked::under(at(offset)?, at(offset + mask)?))
@@ -99,7 +99,7 @@ fn change<T, U>(masked: Masked<T>, change: impl Fn(T) -> U) -> Masked<U> {
     Masked::under(change(masked.value), change(masked.mask))
 }
 
-/// `struct ibv_flow_eth_filter`, twice.
+/// `struct ibv_flow_eth_filter` twice: values, then masks.
 fn ethernet(bytes: &[u8]) -> Option<Ethernet> {
     Some(Ethernet {
         destination: masked(bytes, 0, 16)?,
@@ -109,15 +109,15 @@ fn ethernet(bytes: &[u8]) -> Option<Ethernet> {
     })
 }
 
-/// `struct ibv_flow_ipv4_filter` or `struct ibv_flow_ipv4_ext_filter`, of `size` bytes, twice.
+/// As [`ethernet`]: `struct ibv_flow_ipv4_filter` or `ibv_flow_ipv4_ext_filter`, of `size` bytes.
 fn ipv4(bytes: &[u8], size: usize) -> Option<Ipv4> {
     let address = |offset| Some(change(masked::<4>(bytes, offset, size)?, Ipv4Addr::from));
     let mut fields = Ipv4 { source: address(0)?, destination: address(4)?, ..Ipv4::default() };
     if size > 8 {
         fields.protocol = change(masked::<1>(bytes, 8, size)?, |[byte]| byte);
         fields.type_of_service = change(masked::<1>(bytes, 9, size)?, |[byte]| byte);
-        // The device matches neither the time to live nor fragments here, so a rule that asks for
-        // it is refused.
+        // mlx5 matches neither the TTL nor fragment flags in this filter, so a mask with them is
+        // refused.
         let rest = masked::<2>(bytes, 10, size)?;
         if rest.mask != [0; 2] {
             return None;
@@ -126,7 +126,7 @@ fn ipv4(bytes: &[u8], size: usize) -> Option<Ipv4> {
     Some(fields)
 }
 
-/// `struct ibv_flow_ipv6_filter`, twice.
+/// As [`ethernet`]: `struct ibv_flow_ipv6_filter`.
 fn ipv6(bytes: &[u8]) -> Option<Ipv6> {
     const SIZE: usize = 40;
     let address = |offset| Some(change(masked::<16>(bytes, offset, SIZE)?, Ipv6Addr::from));
@@ -143,7 +143,7 @@ fn ipv6(bytes: &[u8]) -> Option<Ipv6> {
     })
 }
 
-/// `struct ibv_flow_tcp_udp_filter`, twice.
+/// As [`ethernet`]: `struct ibv_flow_tcp_udp_filter`.
 fn ports(bytes: &[u8]) -> Option<Ports> {
     Some(Ports {
         destination: change(masked(bytes, 0, 4)?, u16::from_be_bytes),
