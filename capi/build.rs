@@ -34,7 +34,7 @@ fn main() {
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
 }
 
-/// `VERSION NAME FUNCTION`, where NAME may end in `!`: not the default version. Everything behind
+/// `VERSION NAME FUNCTION`, where NAME may end in `!`: not the default version. Everything after
 /// `#` is a comment.
 fn export(line: &str) -> Option<Export<'_>> {
     let mut words = line.split('#').next()?.split_whitespace();
@@ -64,8 +64,7 @@ fn script(exports: &[Export<'_>]) -> String {
     text
 }
 
-/// Where a version node comes: public before private, libibverbs' before libmlx5's, in the order of
-/// their numbers.
+/// The sort key of a version: public before private, libibverbs' before libmlx5's, then by number.
 type Order = (bool, bool, Vec<u32>);
 
 fn order(version: &str) -> Order {
@@ -94,7 +93,7 @@ fn symbols(exports: &[Export<'_>]) -> String {
     text
 }
 
-/// A function that finds an export as `dlvsym` does, for programs that have the crate in them.
+/// A function that finds an export as `dlvsym` does, for programs that are linked with the crate.
 fn addresses(exports: &[Export<'_>]) -> String {
     let mut text = String::from("match (name, version) {\n");
     for Export { version, name, function, .. } in exports {

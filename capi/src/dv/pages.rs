@@ -1,4 +1,4 @@
-//! Doorbell pages, and entries of the rate table, for queues that a program makes by firmware
+//! Doorbell pages and entries of the rate table, for queues that a program creates by firmware
 //! commands.
 
 use std::ffi::c_void;
