@@ -23,9 +23,9 @@ fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
     let pointer = |offset: u64, len: u32| {
         DataSegment::new(from.address + offset, len, from.key.0).as_bytes().to_vec()
     };
-    // Longer than the MTU, so that a packet begins inside a segment.
     /// Segments, and the bytes that they gather.
     type Order<'a> = (Vec<Vec<u8>>, Vec<&'a [u8]>);
+    // The first one is longer than the MTU, so that a packet begins inside a segment.
     let orders: [Order<'_>; 3] = [
         (vec![inline(b"header"), pointer(7, 3000)], vec![b"header", &text[7..3007]]),
         (
@@ -67,7 +67,7 @@ fn a_send_arrives_with_its_data() {
 }
 
 #[test]
-fn every_operation_between_two_qps_of_one_device() {
+fn send_write_read_and_atomic_between_two_qps_of_one_device() {
     let mut world = World::new(1);
     let host = &mut world.hosts[0];
     let mut cq = host.cq(8);
@@ -116,7 +116,7 @@ fn every_operation_between_two_qps_of_one_device() {
     let before = u64::from_ne_bytes(data[..8].try_into().unwrap());
     assert_eq!(host.bytes(local.address, 8), before.to_ne_bytes());
     assert_eq!(host.bytes(remote.address + 1024, 8), (before + 5).to_ne_bytes());
-    assert!(world.crossed == 0, "loopback packets stay inside");
+    assert!(world.crossed == 0, "loopback packets stay inside the device");
 }
 
 #[test]

@@ -133,7 +133,7 @@ impl Net {
     }
 }
 
-fn no_receiver_retries(attributes: &mut QpAttributes) {
+fn one_retry(attributes: &mut QpAttributes) {
     (attributes.rnr_retry, attributes.retry_count) = (Some(1), Some(1));
 }
 

@@ -90,7 +90,7 @@ fn dc_operations_have_the_same_effect_as_rc_operations() {
 #[test]
 fn requests_with_a_wrong_access_key_fail() {
     for key in [0, KEY + 1, !KEY, KEY.swap_bytes(), KEY & 0xffff_ffff] {
-        let mut net = Net::with(1, 1, no_receiver_retries);
+        let mut net = Net::with(1, 1, one_retry);
         let inbox = net.region(1, 64);
         net.post_receive(0, inbox);
         net.post_to(0, net.vector(0, key), Wr::send().inline(b"evil"));
@@ -111,7 +111,7 @@ fn requests_with_a_wrong_access_key_fail() {
 
 #[test]
 fn requests_to_a_number_of_no_dc_target_fail() {
-    let mut net = Net::with(2, 1, no_receiver_retries);
+    let mut net = Net::with(2, 1, one_retry);
     let other = net.initiators[1].1.qpn.0;
     let here = net.vector(0, KEY);
     let there = AddressVector { remote_gid: net.world.hosts[1].gid.0, ..here };
@@ -232,7 +232,7 @@ fn an_initiator_waits_for_a_target_without_receives() {
     net.world.pass(1_000_000, &mut |_| Fate::Pass);
     assert_eq!((net.sent(0).len(), net.received(0).len()), (1, 1));
 
-    let mut net = Net::with(1, 1, no_receiver_retries);
+    let mut net = Net::with(1, 1, one_retry);
     net.post(0, 0, Wr::send());
     net.world.pass(1_000_000_000, &mut |_| Fate::Pass);
     assert_eq!(net.sent(0)[0].syndrome, Some(Syndrome::RNR_RETRY_EXCEEDED));
