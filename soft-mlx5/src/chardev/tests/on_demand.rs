@@ -10,10 +10,10 @@ use uverbs_uapi::write::mr::{DeregMr, RegMr, RegMrResp, ReregMr};
 use super::bench::*;
 
 const NOWHERE: u64 = 0x1000;
-const WHEN_WRITTEN: AccessFlags = AccessFlags::ON_DEMAND.union(AccessFlags::LOCAL_WRITE);
+const WRITABLE_ON_DEMAND: AccessFlags = AccessFlags::ON_DEMAND.union(AccessFlags::LOCAL_WRITE);
 
 fn register(client: &Client, pd_handle: u32, start: u64, length: u64) -> Result<RegMrResp, Errno> {
-    let access_flags = WHEN_WRITTEN;
+    let access_flags = WRITABLE_ON_DEMAND;
     let command =
         RegMr { start, hca_va: start, length, pd_handle, access_flags, ..RegMr::default() };
     client.write(&command)
@@ -24,7 +24,7 @@ fn on_demand_regions_may_cover_unmapped_memory() {
     let device = builder().locked_memory(0).build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
-    assert!(register(&client, pd, NOWHERE, 8192).is_ok(), "neither mapped nor accounted for");
+    assert!(register(&client, pd, NOWHERE, 8192).is_ok(), "neither mapped nor counted as locked");
     assert_eq!(register(&client, pd, NOWHERE, 0).unwrap_err(), Errno::EINVAL);
     assert_eq!(register(&client, pd, u64::MAX - 4095, 4095).unwrap_err(), Errno::EOVERFLOW);
     let all = register(&client, pd, 0, u64::MAX).unwrap();
@@ -35,7 +35,7 @@ fn on_demand_regions_may_cover_unmapped_memory() {
         length: u64::MAX,
         hca_va: 4096,
         pd_handle: pd,
-        access_flags: WHEN_WRITTEN,
+        access_flags: WRITABLE_ON_DEMAND,
         ..RegMr::default()
     };
     assert_eq!(client.write(&shifted).unwrap_err(), Errno::EINVAL, "implicit regions begin at 0");
@@ -56,8 +56,8 @@ fn pinned_regions_stay_pinned_unless_they_get_other_memory() {
             ReregMr { mr_handle, flags, start, length, hca_va, access_flags, ..ReregMr::default() };
         client.write(&command).map(drop)
     };
-    assert_eq!(change(4, WHEN_WRITTEN, 0), Err(Errno::EOPNOTSUPP), "access alone");
-    assert_eq!(change(5, WHEN_WRITTEN, NOWHERE), Ok(()), "access and memory");
+    assert_eq!(change(4, WRITABLE_ON_DEMAND, 0), Err(Errno::EOPNOTSUPP), "access alone");
+    assert_eq!(change(5, WRITABLE_ON_DEMAND, NOWHERE), Ok(()), "access and memory");
     assert_eq!(change(4, AccessFlags::ON_DEMAND, 0), Ok(()));
     assert_eq!(change(5, AccessFlags::LOCAL_WRITE, NOWHERE), Err(Errno::EFAULT));
     assert_eq!(change(5, AccessFlags::LOCAL_WRITE, memory.at(0)), Ok(()));
@@ -103,6 +103,6 @@ fn advice_maps_pages_and_reports_invalid_ranges() {
     assert_eq!(ask(pd, write, 1, read_only.lkey, memory.at(0), 1), Err(Errno::EPERM));
     assert_eq!(ask(pd, write, 1, there.lkey, memory.at(1), 8192), Err(Errno::EFAULT));
     assert_eq!(ask(pd, write, 1, nowhere.lkey, NOWHERE, 1), Err(Errno::EFAULT));
-    assert_eq!(ask(pd, write, 0, nowhere.lkey, NOWHERE, 1), Ok(()), "later, and in silence");
+    assert_eq!(ask(pd, write, 0, nowhere.lkey, NOWHERE, 1), Ok(()), "the fault is not reported");
     assert_eq!(ask(pd, no_fault, 1, nowhere.lkey, NOWHERE, 1), Ok(()));
 }
