@@ -1,15 +1,15 @@
-//! User contexts (UCTX): the driver makes one for each open context with DEVX.
+//! User contexts (UCTX): the driver creates one for each open context with DEVX.
 
 use super::bits::{Field, field};
 use super::command::Command;
 use super::refusal::{Done, Refusal};
 use super::{Firmware, Objects};
 
-/// Where CREATE_UCTX returns the number and DESTROY_UCTX names it; both are the driver's commands.
+/// The user context's number (`uid`), in the reply of CREATE_UCTX and in DESTROY_UCTX.
 const UID: Field = field(0x50, 16);
 
 impl Objects {
-    /// Makes a user context.
+    /// Creates a user context.
     ///
     /// # Errors
     /// A refusal if there are too many.
@@ -17,11 +17,11 @@ impl Objects {
         Ok(self.user_contexts.allocate()? as u16)
     }
 
-    /// Forgets a user context.
+    /// Destroys a user context.
     ///
     /// # Errors
-    /// A refusal if there is none of this number, or while it has objects: another context may get
-    /// the number.
+    /// A refusal if no context has this number, or while it has objects, because another context
+    /// may get the number.
     pub fn destroy_user_context(&mut self, uid: u16) -> Done {
         self.user_contexts.check(uid.into())?;
         if self.has_owner(uid) {

@@ -1,4 +1,4 @@
-//! DC targets, created and destroyed in mlx5_ib's way.
+//! DC targets, created and destroyed by the commands that mlx5_ib sends.
 
 use super::driver::{Driver, Input, settings};
 use crate::Cable;

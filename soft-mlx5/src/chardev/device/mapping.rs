@@ -25,7 +25,7 @@ pub(crate) struct Request {
 /// the high part of the index.
 struct Place {
     command: u32,
-    /// The low part of the index.
+    /// The index's low part alone, as most commands use it.
     index: u32,
     /// The whole index.
     extended: u32,
