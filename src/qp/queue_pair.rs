@@ -296,7 +296,7 @@ impl<T: QueuePairType, L: Layer, R: Register> Drop for QueuePair<T, L, R> {
         match self.core.end() {
             Ok(()) => {
                 if let Some(slots) = L::get(&mut self.slots) {
-                    let left = slots.left(self.core.queue.clone(), &mut self.queues);
+                    let left = slots.abandoned(self.core.queue.clone(), &mut self.queues);
                     self.core.context.inner().kept.defer(left);
                 }
             }

@@ -82,7 +82,7 @@ impl Slots {
         queues: &mut Queues<T, R>,
     ) -> VerbResult<Abandoned> {
         let serial = Serial::new("modify_qp")?;
-        let left = self.left(Some(old.clone()), queues);
+        let left = self.abandoned(Some(old.clone()), queues);
         self.serial = serial;
         self.sends.start_over(serial.sends(self.cqs[0]));
         self.receives.flight = serial.receives(self.cqs[1]);
@@ -92,7 +92,7 @@ impl Slots {
 
     /// The slots that were in flight when the queue pair was destroyed or reset. `user` is closed,
     /// so the device completes nothing more. A poller may still be taking earlier completions.
-    pub(super) fn left<T: QueuePairType, R: Register>(
+    pub(super) fn abandoned<T: QueuePairType, R: Register>(
         &self,
         user: Option<QueueHandle>,
         queues: &mut Queues<T, R>,
@@ -323,7 +323,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     }
 
     /// Whether fewer receives are outstanding than the low-water mark. Call it now and then in the
-    /// loop that polls.
+    /// polling loop.
     pub fn receives_run_low(&mut self) -> bool {
         self.outstanding_receives() < self.slots.low_water_mark
     }
@@ -604,7 +604,7 @@ impl<'q> ReceiveBatch<'q> {
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;
         self.admission.receive(slot, |id, data| {
-            // SAFETY: the slot is launched then, and nothing touches its memory until the
+            // SAFETY: the slot is launched next, and nothing touches its memory until the
             // completion or the destruction of the queue pair; it keeps the registration. The
             // device learns of it only when it is published.
             unsafe { batch.build(id, data) }

@@ -374,7 +374,7 @@ impl Drop for Shared {
         }
         let user = self.current().user.clone();
         if let Some((mut queues, Some(slots))) = self.left().take() {
-            self.context.inner().kept.defer(slots.left(Some(user), &mut queues));
+            self.context.inner().kept.defer(slots.abandoned(Some(user), &mut queues));
         }
     }
 }
