@@ -65,13 +65,13 @@ impl Commands {
         &*self.channel
     }
 
-    /// Refuses forked children. Creating verbs ask before they touch what a context shares among
-    /// threads: some of that is behind locks that stay held for ever in a child.
+    /// Refuses forked children. Verbs that create objects ask before they touch what threads share
+    /// in a context: some of it is behind locks that a child may find held for ever.
     pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
         if Process::current() == self.process { Ok(()) } else { Err(forked(verb)) }
     }
 
-    /// A request to the method `M`, empty.
+    /// An empty request to the method `M`.
     pub(crate) fn request<'a, M: Method>(&self) -> Request<'a, M> {
         Request::new(self.driver)
     }
@@ -184,7 +184,7 @@ impl Commands {
         }
     }
 
-    /// Sends a command that exists in write form, without a driver's part.
+    /// Sends a write command without driver data.
     pub(crate) fn write<C: WriteCommand>(
         &self,
         verb: &'static str,
@@ -193,7 +193,7 @@ impl Commands {
         self.write_with(verb, core, &[], &mut [])
     }
 
-    /// Sends a command that exists in write form, with the driver's parts.
+    /// Sends a write command with driver data.
     pub(crate) fn write_with<C: WriteCommand>(
         &self,
         verb: &'static str,
@@ -208,7 +208,7 @@ impl Commands {
         Ok(response)
     }
 
-    /// Sends a write command that opens a file, whose descriptor `fd` finds in the answer.
+    /// Sends a write command that opens a file. `fd` finds the descriptor in the answer.
     pub(crate) fn write_opening<C: WriteCommand>(
         &self,
         verb: &'static str,
@@ -220,7 +220,7 @@ impl Commands {
         system::opened_by_write(verb, answer, fd)
     }
 
-    /// Sends a write command whose driver's part answers with `D`.
+    /// Sends a write command. The driver answers with a `D`.
     pub(crate) fn write_for<C: WriteCommand, D>(
         &self,
         verb: &'static str,
@@ -234,8 +234,7 @@ impl Commands {
         Ok((response, driver))
     }
 
-    /// Sends a write command with the driver's request `driver`, which the driver answers with a
-    /// `D`.
+    /// Sends a write command with the data `driver`. The driver answers with a `D`.
     pub(crate) fn write_driver<C: WriteCommand, D>(
         &self,
         verb: &'static str,

@@ -15,8 +15,8 @@
 //! A child shares the open file, so a destroy there would destroy the parent's objects. Every
 //! handle therefore remembers who opened the device: in a child each verb fails with
 //! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may exit or exec.
-//! Posting and polling ask for no process id (that would cost the parent a test per call). Instead
-//! a handler that runs in the child before `fork` returns (`pthread_atfork`) replaces the doorbell
+//! Posting and polling do not check this (it would cost the parent a test per call). Instead a
+//! handler that runs in the child before `fork` returns (`pthread_atfork`) replaces the doorbell
 //! pages by ordinary memory, and marks the queues closed for posting:
 //!
 //! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its
@@ -24,8 +24,8 @@
 //!   itself (an allocator of `MAP_SHARED` memory) is the exception;
 //! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once,
 //!   a batch of a queue pair cannot be begun, and a single raw post fails as soon as the queue
-//!   checks its state. Up to a lap of posts before that return `Ok` and do nothing. Most posts to a
-//!   raw shared receive queue, and arming a completion queue, do nothing and report nothing.
+//!   checks its state. Up to a ring of posts before that return `Ok` and do nothing. Most posts to
+//!   a raw shared receive queue, and arming a completion queue, do nothing and report nothing.
 //!
 //! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare
 //! `clone` system call is not covered. The software device's thread exists in the parent only. A
@@ -53,15 +53,15 @@ const COPY_ON_FORK: u16 = 93;
 const NLM_F_REQUEST: u16 = 1;
 const HEADER: usize = 16;
 
-/// Whether the running kernel copies pinned pages at fork. Asked once per process.
+/// Whether the running kernel copies pinned pages at fork.
 ///
-/// The RDMA core answers this over netlink. If it cannot be asked (no RDMA in the kernel, or no
-/// netlink in a container), the kernel's version decides: 5.12 is the first that copies.
+/// The RDMA core answers this over netlink. If it does not (no RDMA in the kernel, or no netlink in
+/// a container), the kernel's version decides: 5.12 is the first that copies.
 #[doc(alias = "ibv_fork_init")]
 #[doc(alias = "ibv_is_fork_initialized")]
 pub fn kernel_copies_pinned_pages() -> bool {
     const UNKNOWN: u8 = 2;
-    // Not a lock: a child could find it held. Two threads may ask at once, and get the same answer.
+    // Not a lock: a child could find it held. Two threads may ask at once and get the same answer.
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     let known = ANSWER.load(Ordering::Relaxed);
     if known != UNKNOWN {

@@ -30,7 +30,7 @@ pub(crate) struct KernelChannel {
 }
 
 impl KernelChannel {
-    /// Opens the node of `entry`, once, without waiting for one that is not there.
+    /// Opens the node of `entry`. Does not wait for a missing one.
     pub(crate) fn open(entry: &Entry) -> Result<Self> {
         entry.require_mlx5(OPEN)?;
         let forks = forks();
@@ -70,7 +70,7 @@ pub(crate) fn number_of(metadata: &fs::Metadata) -> Option<(u64, u64)> {
     is_device.then(|| (major(metadata.rdev()), minor(metadata.rdev())))
 }
 
-/// Why the node of `entry` cannot be opened by this process, without opening it.
+/// Whether this process may open the node of `entry`, without opening it.
 pub(crate) fn check(entry: &Entry) -> Result<()> {
     entry.require_mlx5(OPEN)?;
     let metadata = fs::metadata(&entry.node).map_err(|error| cannot_open(&entry.node, &error))?;

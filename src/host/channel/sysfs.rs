@@ -1,4 +1,4 @@
-//! Which uverbs devices sysfs announces, below a root that may be moved.
+//! The uverbs devices that sysfs announces, below any root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ fn device_number(text: &str) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The bound driver where sysfs shows it, else what the PCI ids say. Sub-functions hang on the
+/// The bound driver where sysfs shows it, else what the PCI ids say. Sub-functions are on the
 /// auxiliary bus, where the driver is `mlx5_core.sf`.
 fn driver(device: &Path) -> Driver {
     let bound = fs::read_link(device.join("driver")).ok();
@@ -132,8 +132,8 @@ fn driver(device: &Path) -> Driver {
     }
 }
 
-/// PCI ids that mlx5_core binds (its `mlx5_core_pci_table`, Linux 7.x): the ConnectX family from
-/// Connect-IB on has 0x1011–0x1027, BlueField 0xa2d2–0xa2df. mlx4's are all below 0x1011.
+/// PCI ids that mlx5_core binds (its `mlx5_core_pci_table`, Linux 7.x): 0x1011–0x1027 and 0x2101 of
+/// Connect-IB and ConnectX, 0xa2d2–0xa2df of BlueField. mlx4's are all below 0x1011.
 fn is_mlx5_alias(alias: &str) -> bool {
     let Some(ids) = alias.strip_prefix("pci:v000015B3d") else { return false };
     let device = ids.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
