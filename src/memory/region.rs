@@ -96,7 +96,7 @@ impl ProtectionDomain {
     /// when this is done. For a single region [`MemoryRegion::prefetch`] is the checked form.
     ///
     /// # Errors
-    /// Errors of the kernel: EFAULT for pages that cannot be had, EINVAL or ENOENT for keys that
+    /// Errors of the kernel: EFAULT for pages that cannot be mapped, EINVAL or ENOENT for keys that
     /// do not belong to a region.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: AdviseMrAdvice, now: bool, memory: &[Sge]) -> Result<()> {
@@ -295,13 +295,13 @@ impl Registration {
         require_paging(verb, self.pd.context())
     }
 
-    /// Rights that a kernel may ignore are left out where it would refuse them instead.
+    /// The rights without the optional ones where the kernel would refuse them.
     fn effective_access(&self) -> AccessFlags {
         effective_access(self.pd.context(), self.access)
     }
 }
 
-/// Refuses what needs on-demand paging before anything is asked of a device that has none.
+/// Fails if the device has no on-demand paging.
 fn require_paging(verb: &'static str, context: &Context) -> Result<()> {
     let general = context.attributes()?.kernel.odp_caps.general_caps;
     if general.contains(OdpGeneralCaps::SUPPORT) {
@@ -357,7 +357,7 @@ pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
     memory: Memory,
-    /// Memory of failed changes, which the region may nevertheless use now.
+    /// Memory of failed changes, which the device may use nevertheless.
     perhaps: Vec<Buffer>,
     length: u64,
     access: AccessFlags,
@@ -401,8 +401,8 @@ impl MemoryRegion {
         region
     }
 
-    /// What another process that shares the open file imports it by
-    /// ([`ProtectionDomain::import_region`]); `None` for the null region.
+    /// The handle for [`ProtectionDomain::import_region`] in another process; `None` for the null
+    /// region.
     pub fn kernel_handle(&self) -> Option<u32> {
         self.registered.handle
     }
@@ -437,14 +437,13 @@ impl MemoryRegion {
         self.length == 0
     }
 
-    /// The rights it was registered with; none where another process registered it, since nothing
-    /// tells.
+    /// The rights it was registered with; none for an imported region, whose rights are not known.
     pub fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// The bytes of a buffer that the region owns. Empty for other memory: of that the program may
-    /// hold references, and it can make a [`MemoryView`] of its own where it holds none.
+    /// The bytes of a buffer that the region owns. Empty for other memory, to which the program may
+    /// hold references; where it holds none, it can make a [`MemoryView`] itself.
     pub fn view(&self) -> MemoryView<'_> {
         match &self.memory {
             Memory::Owned(buffer) => buffer.view(),
@@ -461,7 +460,10 @@ impl MemoryRegion {
         let inside = end.is_some_and(|end| end as u64 <= self.length);
         let fits = u32::try_from(length).ok().filter(|length| inside && *length <= MAX_SGE_LENGTH);
         let Some(bytes) = fits else {
-            let cause = format!("bytes {offset}+{length} are not within {} bytes", self.length);
+            let cause = format!(
+                "bytes {offset}+{length} are not within {} bytes, or are 2 GiB or more",
+                self.length
+            );
             return Err(Error::invalid("sge", cause));
         };
         Ok(Sge::new(self.registered.iova.wrapping_add(offset as u64), bytes, self.registered.lkey))
@@ -516,8 +518,7 @@ impl MemoryRegion {
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
         let flags = ReregMrFlags::CHANGE_TRANSLATION;
         if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
-            // The kernel may have carried it out and failed afterwards, and then the device writes
-            // there.
+            // The kernel may have failed after the change, and then the device writes there.
             self.perhaps.push(buffer);
             return Err(error);
         }
@@ -538,7 +539,7 @@ impl MemoryRegion {
     ) -> Result<()> {
         let handle = self.registered.handle.filter(|_| self.live);
         let mr_handle = handle.ok_or_else(|| {
-            Error::unsupported(REREG, "the null region, and those of others, cannot be changed")
+            Error::unsupported(REREG, "null and imported regions cannot be changed")
         })?;
         let start = buffer.map_or(0, Buffer::address);
         let command = ReregMr {
@@ -562,7 +563,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     /// `InvalidInput` for bytes that are outside; `Unsupported` without on-demand paging;
-    /// errors of the kernel (EFAULT for pages that cannot be had).
+    /// errors of the kernel (EFAULT for pages that cannot be mapped).
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(
         &self,
@@ -619,8 +620,8 @@ impl Drop for MemoryRegion {
         // The device may still write to the memory.
         let owned = match std::mem::replace(&mut self.memory, Memory::Foreign) {
             Memory::Owned(buffer) => Some(buffer),
-            // A handle to device memory goes: it is not this process's memory, and the kernel knows
-            // of the region.
+            // Device memory need not be kept: it is not this process's, and the kernel knows of the
+            // region.
             Memory::Device(_) | Memory::Foreign => None,
         };
         let memory = (owned, std::mem::take(&mut self.perhaps));
