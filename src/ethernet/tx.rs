@@ -1,4 +1,4 @@
-//! The send queue: sends frames from templates, at once or when they are released.
+//! The send queue of frames: sends templates, at once or staged.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,9 +23,9 @@ use crate::qp::{PostError, PostFlags};
 pub struct TxQueue<C: Clock = FreeRunning> {
     ring: TxRing,
     cq: CompletionQueue<Raw>,
-    /// One of so many frames generates a completion.
+    /// Frames per completion.
     every: u32,
-    /// Frames until the next one that does; 0 once a frame has failed.
+    /// Frames until the next completion; 0 once a frame has failed.
     left: u32,
     counters: TxCounters,
     clock: PhantomData<C>,
@@ -63,7 +63,7 @@ impl<C: Clock> fmt::Debug for TxQueue<C> {
 }
 
 impl<C: Clock> TxQueue<C> {
-    /// A queue whose pair is ready to send.
+    /// A queue whose QP is ready to send.
     pub(super) fn new(ring: TxRing, cq: CompletionQueue<Raw>, every: u32) -> Self {
         let counters = TxCounters::default();
         Self { ring, cq, every, left: every, counters, clock: PhantomData }
@@ -110,7 +110,7 @@ impl<C: Clock> TxQueue<C> {
     ///
     /// # Errors
     /// [`PostError::Full`] while too many frames are outstanding: [`TxQueue::poll`] or
-    /// [`TxQueue::reap`] make space. `QueueFailed` once one of these has found that a frame failed:
+    /// [`TxQueue::reap`] makes space. `QueueFailed` once one of these has found a failed frame:
     /// the queue sends no more frames. `InlineTooLong` for a template of another queue that is
     /// longer than this queue allows.
     #[inline(always)]
@@ -256,7 +256,7 @@ impl<C: Clock> TxQueue<C> {
         self.counters
     }
 
-    /// The device's number of the queue pair.
+    /// The QP number.
     pub fn number(&self) -> u32 {
         self.ring.queue_pair().number()
     }
@@ -278,7 +278,7 @@ impl<C: Clock> TxQueue<C> {
     /// Destroys the queue.
     ///
     /// # Errors
-    /// Errors of the kernel. The queue comes back and can be used on.
+    /// Errors of the kernel. The queue comes back and still works.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
