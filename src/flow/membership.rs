@@ -10,13 +10,13 @@ use crate::host::system;
 
 const VERB: &str = "join";
 
-/// A membership of a multicast group, held by a socket of the operating system: the kernel tells
-/// the network (IGMP, MLD) and puts the group's MAC address into the port's filter.
+/// A membership of a multicast group, held by an ordinary socket: the kernel tells the network
+/// (IGMP, MLD) and puts the group's MAC address into the port's filter.
 ///
 /// Dropping it leaves the group. Frames that rules of raw packet queues take never reach the
 /// kernel's stack, so the socket receives nothing.
 ///
-/// Add the rule before joining, so that no frame of the line reaches the kernel's stack. A switch
+/// Add the rule before joining, so that no frame of the group reaches the kernel's stack. A switch
 /// needs a moment to learn of the membership, so the first frames may be missing.
 #[derive(Debug)]
 #[must_use = "dropping it leaves the group"]
@@ -85,7 +85,7 @@ impl Membership {
     }
 }
 
-/// What the refusal means (`ip_mc_join_group` of net/ipv4/igmp.c, net/ipv6/mcast.c).
+/// Adds cause and cure (`ip_mc_join_group` of net/ipv4/igmp.c, net/ipv6/mcast.c).
 fn explained(error: Error) -> Error {
     match Errno::from_raw(error.errno()) {
         Errno::ENODEV => error

@@ -45,7 +45,7 @@ pub(super) struct Created {
     pub(super) number: u32,
     /// Register that an older kernel chose.
     pub(super) bfreg: u32,
-    /// Options of connection establishment (ECE) that the device has.
+    /// The device's options of enhanced connection establishment (ECE).
     pub(super) ece: u32,
 }
 
