@@ -51,8 +51,8 @@ pub(crate) trait Link {
 }
 
 impl Case {
-    /// The measuring end: nanoseconds, half a round trip (median), a whole one (mean) or per
-    /// message.
+    /// Runs the measuring end. Returns nanoseconds: of half a round trip (median), of a whole one
+    /// (mean), or per message.
     pub(crate) fn lead(&self, link: &mut dyn Link) -> f64 {
         match self.measure {
             Measure::Latency => {
@@ -74,7 +74,7 @@ impl Case {
         }
     }
 
-    /// The other end.
+    /// Runs the other end.
     pub(crate) fn follow(&self, link: &mut dyn Link) {
         match self.measure {
             Measure::Latency | Measure::RoundTrips => (0..self.count).for_each(|_| {
@@ -106,7 +106,7 @@ impl fmt::Display for Case {
 impl FromStr for Case {
     type Err = ();
 
-    /// What [`Display`](fmt::Display) wrote.
+    /// Parses what [`Display`](fmt::Display) wrote.
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut words = text.split_whitespace();
         let mut word = || words.next().ok_or(());
