@@ -1,5 +1,5 @@
-//! `ibv_xsrq_pingpong`: an initiator and a target at each end, messages to a shared receive queue
-//! by number. The server sends first. At the end both send a message over TCP.
+//! `ibv_xsrq_pingpong`: an initiator and a target at each end. A message names the peer's shared
+//! receive queue by its number. The server sends first. At the end both send a message over TCP.
 
 use uverbs::qp::{PathOptions, PostFlags, XrcReceiver, XrcTarget};
 use uverbs::qp_type::Xrc;
@@ -34,8 +34,8 @@ pub(crate) fn play(role: Role) {
     let their_queue = game.exchange(&mut peer, role);
     for round in 0..ROUNDS {
         match role {
-            // Both send the same number of messages. The program sends the last one that it has
-            // received.
+            // Both send the same number of messages. `ibv_xsrq_pingpong` sends the last one that it
+            // has received.
             Role::Client => {
                 game.arrival();
                 if let Some(before) = round.checked_sub(1) {
@@ -87,7 +87,7 @@ impl Game {
         Some(Self { initiator, target, srq, arrivals, _domain: domain, setup })
     }
 
-    /// Exchanges addresses and connects; the number of the program's shared receive queue.
+    /// Exchanges addresses and connects. Returns the number of the peer's shared receive queue.
     fn exchange(&mut self, peer: &mut Peer, role: Role) -> u32 {
         let own = self.initiator.endpoint();
         let say = format!(
@@ -118,7 +118,7 @@ impl Game {
 
     fn receive(&mut self) {
         let sge = self.setup.memory.sge(INCOMING, SIZE).expect("inside");
-        // SAFETY: the memory lives as long as the queue and is only looked at after the completion.
+        // SAFETY: the memory lives as long as the queue and is read only after the completion.
         unsafe { self.srq.post(1, &[sge]).expect("space") };
     }
 
