@@ -17,7 +17,7 @@ wire! {
         9 => pub dci_stream_channel_id: U16,
         /// Fence, completion and solicited-event modes.
         11 => pub flags: ControlFlags,
-        /// Immediate data as it travels, the rkey to invalidate, or the mkey that a UMR changes.
+        /// Immediate data as on the wire, the rkey to invalidate, or the mkey that a UMR changes.
         12 => pub immediate: U32,
     }
 }

@@ -5,7 +5,7 @@ use super::{U16, U32};
 /// Inline header bytes in the Ethernet segment's own 16 bytes; the rest follows in whole octowords.
 pub const ETH_INLINE_START: usize = 2;
 
-/// The inline header size that devices in minimum-inline mode "L2" want: Ethernet header and a VLAN
+/// The inline header size that devices in minimum-inline mode "L2" need: Ethernet header and a VLAN
 /// tag.
 pub const ETH_INLINE_L2: usize = 18;
 

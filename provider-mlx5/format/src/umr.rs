@@ -16,7 +16,7 @@ wire! {
         /// [`UmrControlSegment::FLAG_TRANSLATION_OFFSET`]), or the size of the signature structure
         /// in units of 16 bytes.
         6 => pub translation_offset: U16,
-        /// Which fields of the mkey context to take over, see the `MASK_` constants.
+        /// Which fields of the mkey context to update, see the `MASK_` constants.
         8 => pub mkey_mask: U64,
         /// Bits 47:16 of the translation offset.
         16 => pub translation_offset_high: U32,
@@ -26,7 +26,7 @@ wire! {
 }
 
 impl UmrControlSegment {
-    /// Fail if the QP in the mkey's context is another (`CHECK_QPN`).
+    /// Fail if the mkey's context has another QP (`CHECK_QPN`).
     pub const FLAG_CHECK_QPN: u8 = 1 << 3;
     /// `translation_offset` is valid.
     pub const FLAG_TRANSLATION_OFFSET: u8 = 1 << 4;
@@ -39,35 +39,35 @@ impl UmrControlSegment {
     /// The translation entries follow in the WQE.
     pub const FLAG_INLINE: u8 = 1 << 7;
 
-    /// Take over the length.
+    /// Update the length.
     pub const MASK_LENGTH: u64 = 1 << 0;
-    /// Take over the page size.
+    /// Update the page size.
     pub const MASK_PAGE_SIZE: u64 = 1 << 1;
-    /// Take over the start address.
+    /// Update the start address.
     pub const MASK_START_ADDRESS: u64 = 1 << 6;
-    /// Take over the protection domain.
+    /// Update the protection domain.
     pub const MASK_PD: u64 = 1 << 7;
-    /// Take over the permission of remote invalidation.
+    /// Update the permission of remote invalidation.
     pub const MASK_REMOTE_INVALIDATE: u64 = 1 << 8;
-    /// Take over the signature error count.
+    /// Update the signature error count.
     pub const MASK_SIGNATURE_ERROR: u64 = 1 << 9;
-    /// Take over the enabling of the signature structure (BSF).
+    /// Update the enabling of the signature structure (BSF).
     pub const MASK_BSF_ENABLE: u64 = 1 << 12;
-    /// Take over the key's low 8 bits.
+    /// Update the key's low 8 bits.
     pub const MASK_KEY: u64 = 1 << 13;
-    /// Take over the QP number.
+    /// Update the QP number.
     pub const MASK_QPN: u64 = 1 << 14;
-    /// Take over the permission of local reads.
+    /// Update the permission of local reads.
     pub const MASK_LOCAL_READ: u64 = 1 << 17;
-    /// Take over the permission of local writes.
+    /// Update the permission of local writes.
     pub const MASK_LOCAL_WRITE: u64 = 1 << 18;
-    /// Take over the permission of remote reads.
+    /// Update the permission of remote reads.
     pub const MASK_REMOTE_READ: u64 = 1 << 19;
-    /// Take over the permission of remote writes.
+    /// Update the permission of remote writes.
     pub const MASK_REMOTE_WRITE: u64 = 1 << 20;
-    /// Take over the permission of atomics.
+    /// Update the permission of atomics.
     pub const MASK_ATOMIC: u64 = 1 << 21;
-    /// Take over whether the key is free.
+    /// Update whether the key is free.
     pub const MASK_FREE: u64 = 1 << 29;
 
     /// The size field's value for `entries` translation entries of 16 bytes: whole groups of four.
@@ -80,7 +80,7 @@ impl UmrControlSegment {
 }
 
 wire! {
-    /// The mkey context segment, 64 bytes: the key's new state, as far as the mask says.
+    /// The mkey context segment, 64 bytes: the new values of the fields that the mask names.
     pub struct MkeyContextSegment: 64 {
         /// [`MkeyContextSegment::FREE`] or zero.
         0 => pub free: u8,
