@@ -64,8 +64,8 @@ impl ProtectionDomain {
         Registration { pd: self.clone(), access: AccessFlags::LOCAL_WRITE, iova: None }
     }
 
-    /// Registers a buffer of the library's with the given rights; see
-    /// [`ProtectionDomain::registration`] for everything else.
+    /// Registers a [`Buffer`] with the given rights; see [`ProtectionDomain::registration`] for
+    /// everything else.
     ///
     /// # Errors
     /// As [`Registration::register`].
@@ -154,7 +154,7 @@ impl Registration {
         self.register_range(start, length, Memory::Owned(buffer))
     }
 
-    /// Registers memory of the caller's: anything mapped, huge pages, shared memory.
+    /// Registers the caller's memory: anything mapped, huge pages, shared memory.
     ///
     /// # Errors
     /// As [`Registration::register`].
@@ -162,9 +162,9 @@ impl Registration {
     /// # Safety
     /// Until the region has been deregistered, the memory stays mapped, writable if the rights say
     /// so, and no reference covers bytes that the device or a remote peer may write. If the rights
-    /// let peers in, a word of eight bytes that they may write a part of is accessed by 64-bit
-    /// atomics or a [`MemoryView`] only (`docs/ordering.md`, "Sizes of accesses"); two such regions
-    /// over the same memory begin and end at the same bytes or at multiples of eight.
+    /// let peers in, an 8-byte word that they may write in part is accessed only by 64-bit atomics
+    /// or a [`MemoryView`] (`docs/ordering.md`, "Sizes of accesses"). Two such regions over the
+    /// same memory begin and end at the same bytes or at multiples of eight.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
         self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
@@ -237,7 +237,7 @@ impl Registration {
         let access = self.effective_access();
         if !ALLOWED_ACCESS.contains(access) || self.iova.is_some_and(|iova| iova != 0) {
             let cause =
-                "device memory is reached at addresses from 0, by remote and local operations only";
+                "device memory has addresses from 0, and only local and remote access rights";
             return Err(Error::invalid(VERB, cause).asked(format!("access {access}")));
         }
         if offset.checked_add(length).is_none_or(|end| end > memory.len()) {
@@ -349,7 +349,7 @@ struct Registered {
 /// let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
 /// let region = pd.register(Buffer::new(1 << 20)?, access)?;
 /// region.view().write(64, b"hello")?;
-/// let peers_use = region.remote(64)?; // an address and a key, to be told to them
+/// let peers_use = region.remote(64)?; // an address and a key to send to them
 /// # let _ = peers_use;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -558,8 +558,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Brings pages of an on-demand region in, for reading or for writing, before they are needed.
-    /// With `now` it returns when this is done.
+    /// Faults in pages of an on-demand region, for reading or for writing. With `now` it returns
+    /// when this is done.
     ///
     /// # Errors
     /// `InvalidInput` for bytes that are outside; `Unsupported` without on-demand paging;
