@@ -200,7 +200,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         self.long_template(operation, data, flags)
     }
 
-    /// [`QueuePair::template`] of a request of up to `BLOCKS` blocks.
+    /// As [`QueuePair::template`], for a request of up to `BLOCKS` blocks.
     ///
     /// # Errors
     /// As for [`QueuePair::template`]; `NotATemplate` if the request takes more blocks.
@@ -246,7 +246,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// The slot of the first request that cannot be posted, with the reason; those before it are
-    /// posted and rung. `BadOpcode` for binding a memory window: only the raw layer does that.
+    /// posted and rung. `BadOpcode` for an operation that carries no slot.
     #[doc(alias = "ibv_post_send")]
     pub fn post_list<'a>(
         &mut self,
