@@ -36,9 +36,9 @@ pub struct TxQueue<C: Clock = FreeRunning> {
 pub struct TxCounters {
     /// Frames that were sent.
     pub sent: u64,
-    /// Completions that were polled and say that a frame left.
+    /// Polled completions of frames that were sent.
     pub completed: u64,
-    /// Completions that say that a frame failed. The queue sends no frames after the first one.
+    /// Polled completions of frames that failed. The queue sends no frames after the first one.
     pub failed: u64,
 }
 

@@ -94,7 +94,7 @@ impl Commands {
         Ok(request.created(attribute).unwrap_or_default())
     }
 
-    /// Sends a request that destroys an object. Once the device is gone so are all its objects, and
+    /// Sends a request that destroys an object. Once the device is gone, so are all its objects:
     /// that is a success. The request is then sent once more, which waits until the kernel has
     /// destroyed them (see `events/end.rs`).
     ///

@@ -33,8 +33,7 @@
 //!
 //! The child has only the thread that forked. Locks that other threads of the parent held at that
 //! moment stay locked in the child for ever. No verb and no `Drop` in a child waits for such a
-//! lock: a child gives up on the locks of a context, and starts with new state where the library
-//! has some per process.
+//! lock: a child gives up on the locks of a context, and starts with new per-process state.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -89,7 +88,7 @@ pub(crate) struct Lock<T> {
     process: Process,
 }
 
-/// A process, told from its forked children even if a pid namespace gives them the same id.
+/// A process, distinct from its forked children even if a pid namespace gives them the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     id: u32,

@@ -49,7 +49,7 @@ fn many_releases_that_wait_cost_a_constant_number_of_checks_each() {
     assert!(checks.0.load(Ordering::Relaxed) <= 2 * 1000);
     checks.0.store(0, Ordering::Relaxed);
     kept.release_ready();
-    assert_eq!(checks.0.load(Ordering::Relaxed), 1000, "all of them, if they are needed");
+    assert_eq!(checks.0.load(Ordering::Relaxed), 1000, "`release_ready` checks all");
 }
 
 #[test]
