@@ -51,7 +51,7 @@ pub(crate) fn ioctl(file: &Arc<FileShared>, address: u64, user: UserMemory) -> R
     }
 }
 
-/// Runs the method once, and also returns the neighbour that it has to wait for.
+/// Runs the method once. Also returns the destination for which no neighbour has answered yet.
 fn attempt(
     file: &Arc<FileShared>,
     method: &'static Method,
@@ -178,7 +178,7 @@ fn check(
     }
 }
 
-/// The handle in an attribute. One beyond 32 bits: EINVAL if it is negative, else ENOENT.
+/// The handle in an attribute. Beyond 32 bits it fails: with EINVAL if negative, else with ENOENT.
 fn handle(raw: IoctlAttr) -> Result<u32, Errno> {
     check_bare(raw)?;
     let wrong = if (raw.data as i64) < 0 { Errno::EINVAL } else { Errno::ENOENT };

@@ -1,4 +1,4 @@
-//! On-demand paging: regions without pages, advice about them.
+//! On-demand paging: regions that are not pinned, and advice about their pages.
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::DriverId;

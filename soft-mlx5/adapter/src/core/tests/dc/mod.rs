@@ -1,4 +1,4 @@
-//! Dynamically connected: initiators, targets, and the sessions between them.
+//! Dynamically connected transport: initiators, targets, and the sessions between them.
 
 mod sessions;
 mod traffic;
