@@ -88,7 +88,7 @@ pub(crate) fn of_type(kind: u32, mask: u32) -> u32 {
     mask & !dropped.bits()
 }
 
-/// Whether `mask` has bits that are not an attribute's.
+/// Whether `mask` has bits that name no attribute.
 pub(crate) fn are_unknown(mask: u32) -> bool {
     !KNOWN.union(QpAttrMask::CAP).contains(QpAttrMask::from_bits_retain(mask))
 }
