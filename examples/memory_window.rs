@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     owner.connect(&end_borrower)?;
     borrower.connect(&end_owner)?;
 
-    // A peer may get access only by a window.
+    // Peers get access only through a window.
     let region =
         pd.register(Buffer::new(4096)?, AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND)?;
     let mut window = pd.alloc_mw(WindowType::Type2)?;

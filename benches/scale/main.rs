@@ -1,9 +1,10 @@
 //! Time and memory for creating and destroying many queue pairs.
 //!
-//! `cargo bench --features soft --bench scale -- [--json] [--device NAME] [COUNT …]`: without a
-//! count 1,000, 10,000 and 100,000; without a name on a software device in this process, whose own
-//! memory is included. Queue pairs share the register of a thread domain, because a device has
-//! fewer registers. `libibverbs.c` does the same with libibverbs, and `count` compares the two.
+//! `cargo bench --features soft --bench scale -- [--json] [--device NAME] [COUNT …]`. The default
+//! counts are 1,000, 10,000 and 100,000. The default device is a software device in this process,
+//! whose own memory is included. Queue pairs share the register of a thread domain, because a
+//! device has fewer registers. `libibverbs.c` does the same with libibverbs, and `count` compares
+//! the two.
 
 use std::fs;
 use std::time::Instant;

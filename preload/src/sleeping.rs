@@ -142,7 +142,7 @@ struct Arrivals {
     /// Those that the program blocks.
     before: SigSet,
     set: SigSet,
-    /// A signalfd(2) of `set`: readable in a thread for which one of them waits.
+    /// A signalfd(2) of `set`: readable in a thread for which one of them is pending.
     file: ManuallyDrop<SignalFd>,
 }
 
