@@ -357,8 +357,8 @@ pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
     memory: Memory,
-    /// Memory of failed changes, which the device may use nevertheless.
-    perhaps: Vec<Buffer>,
+    /// Buffers of failed changes, which the device may use nevertheless.
+    failed: Vec<Buffer>,
     length: u64,
     access: AccessFlags,
     /// Not deregistered yet, and this process has to deregister it.
@@ -384,7 +384,7 @@ impl MemoryRegion {
         length: u64,
         access: AccessFlags,
     ) -> Self {
-        Self { pd: pd.clone(), registered, memory, perhaps: Vec::new(), length, access, live: true }
+        Self { pd: pd.clone(), registered, memory, failed: Vec::new(), length, access, live: true }
     }
 
     /// A region that another process registered: only keys and addresses.
@@ -519,7 +519,7 @@ impl MemoryRegion {
         let flags = ReregMrFlags::CHANGE_TRANSLATION;
         if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
             // The kernel may have failed after the change, and then the device writes there.
-            self.perhaps.push(buffer);
+            self.failed.push(buffer);
             return Err(error);
         }
         self.registered.iova = buffer.address();
@@ -624,7 +624,7 @@ impl Drop for MemoryRegion {
             // region.
             Memory::Device(_) | Memory::Foreign => None,
         };
-        let memory = (owned, std::mem::take(&mut self.perhaps));
+        let memory = (owned, std::mem::take(&mut self.failed));
         self.pd.context().inner().until_close.keep("memory region", &error, memory);
     }
 }
