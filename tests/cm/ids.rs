@@ -14,7 +14,7 @@ use crate::{PATIENCE, address_of, device_and_address, listener, next, resolved};
 #[test]
 fn destroying_an_id_does_not_wait_for_its_events() {
     let (context, address) = device_and_address();
-    let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (_incoming, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
     id.resolve_address(None, to, PATIENCE).unwrap();
@@ -29,7 +29,7 @@ fn destroying_an_id_does_not_wait_for_its_events() {
 #[test]
 fn a_handler_may_destroy_the_id_of_its_event() {
     let (context, address) = device_and_address();
-    let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (_incoming, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
     id.resolve_address(None, to, PATIENCE).unwrap();
@@ -52,7 +52,7 @@ fn keys_are_never_used_twice() {
 #[test]
 fn events_move_with_their_id() {
     let (context, address) = device_and_address();
-    let (_at, _listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (_incoming, _listening, to) = listener(&context, address, PortSpace::Tcp);
     let (old, new) = (Channel::of(&context).unwrap(), Channel::of(&context).unwrap());
     let id = resolved(&old, to, PortSpace::Tcp);
     let other = old.create_id(PortSpace::Tcp).unwrap();
@@ -110,7 +110,7 @@ fn a_port_is_shared_only_by_ids_with_reuse_address() {
 #[test]
 fn calls_in_the_wrong_order_are_refused() {
     let (context, address) = device_and_address();
-    let (_at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (_incoming, listening, to) = listener(&context, address, PortSpace::Tcp);
     let channel = Channel::of(&context).unwrap();
     let id = channel.create_id(PortSpace::Tcp).unwrap();
     let unbound = id.context().unwrap_err();
@@ -165,10 +165,10 @@ fn ids_use_the_device_that_came_back_and_not_the_removed_one() {
 #[test]
 fn a_forked_child_cannot_use_ids() {
     let (context, address) = device_and_address();
-    let (at, listening, to) = listener(&context, address, PortSpace::Tcp);
+    let (incoming, listening, to) = listener(&context, address, PortSpace::Tcp);
     let outcome = in_child(|| {
         assert_eq!(listening.listen(1).unwrap_err().kind(), ErrorKind::ForkedChild);
-        assert_eq!(at.try_next_event().unwrap_err().kind(), ErrorKind::ForkedChild);
+        assert_eq!(incoming.try_next_event().unwrap_err().kind(), ErrorKind::ForkedChild);
         assert_eq!(Channel::of(&context).unwrap_err().kind(), ErrorKind::ForkedChild);
     });
     assert_eq!(outcome, Outcome::Well);
