@@ -28,9 +28,9 @@ const FRAME: u32 = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let [there, here] = devices()?;
-    let mut publisher = Station::new(&there.open()?)?;
-    let mut subscriber = Station::new(&here.open()?)?;
+    let [sender, receiver] = devices()?;
+    let mut publisher = Station::new(&sender.open()?)?;
+    let mut subscriber = Station::new(&receiver.open()?)?;
     let _subscription = subscriber.subscribe(FEEDS[0])?;
 
     let mut book = Vec::new();
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mine = format!("quote of feed {}", FEEDS[0]);
     let lost = (BURSTS * BURST).saturating_sub(book.len() as u64);
     let wrong = book.iter().enumerate().filter(|(i, quote)| **quote != format!("{i} {mine}"));
-    let (wrong, from, to) = (wrong.count(), there.name(), here.name());
+    let (wrong, from, to) = (wrong.count(), sender.name(), receiver.name());
     println!("{} quotes from {from} to {to}, {wrong} not in order, {lost} lost", book.len());
     Ok(())
 }
