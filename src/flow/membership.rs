@@ -54,7 +54,8 @@ impl Membership {
     /// Joins an IPv6 group on the network device with index `interface`.
     ///
     /// # Errors
-    /// As for [`Membership::join`].
+    /// `InvalidInput` if the address is not a multicast group; ENODEV where no device has the
+    /// index; other errors of the kernel.
     pub fn join_v6(group: Ipv6Addr, interface: u32) -> Result<Self> {
         let joins = |socket: &UdpSocket| socket.join_multicast_v6(&group, interface);
         check(group.is_multicast(), &group)?;
@@ -65,7 +66,7 @@ impl Membership {
     /// Joins an IPv6 group only for packets from `source` (MLDv2, source-specific multicast).
     ///
     /// # Errors
-    /// As for [`Membership::join`]; ENOBUFS beyond `net.ipv6.mld_max_msf` sources.
+    /// As for [`Membership::join_v6`]; ENOBUFS beyond `net.ipv6.mld_max_msf` sources.
     pub fn join_source_v6(group: Ipv6Addr, source: Ipv6Addr, interface: u32) -> Result<Self> {
         let joins = |socket: &UdpSocket| {
             system::join_source_v6(socket.as_fd(), group, source, interface).map_err(Into::into)
@@ -90,10 +91,10 @@ fn explained(error: Error) -> Error {
     match Errno::from_raw(error.errno()) {
         Errno::ENODEV => error
             .because("no network device of this network namespace has this address or index")
-            .cure_with("name the address of the port's own network device (ip address)"),
+            .cure_with("name the port's own network device (ip address)"),
         Errno::ENOBUFS => error
             .because("the socket may join no more groups or sources")
-            .cure_with("raise net.ipv4.igmp_max_memberships or net.ipv4.igmp_max_msf"),
+            .cure_with("raise net.ipv4.igmp_max_{memberships,msf} or net.ipv6.mld_max_msf"),
         _ => error,
     }
 }
