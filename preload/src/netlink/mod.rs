@@ -50,7 +50,7 @@ pub(crate) fn open(kind: c_int) -> Result<c_int, Errno> {
     let identity = sys::identity(given.as_raw_fd()).ok_or(Errno::EBADF)?;
     let mut sockets = lock();
     sockets.retain(is_open);
-    let port = free_port(&sockets);
+    let port = free_port(|port| sockets.iter().any(|socket| socket.port == port));
     sockets.push(Socket { fd: given.as_raw_fd(), identity, kept, port });
     COUNT.store(sockets.len(), Ordering::Release);
     Ok(given.into_raw_fd())
@@ -63,13 +63,12 @@ fn is_open(socket: &Socket) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
-/// A free address: the process id for the first socket, as in the kernel.
-fn free_port(sockets: &[Socket]) -> u32 {
-    let is_free = |port: &u32| sockets.iter().all(|socket| socket.port != *port);
-    (0..)
-        .map(|number: u32| std::process::id().wrapping_add(number << 22))
-        .find(is_free)
-        .unwrap_or(0)
+/// A free address: the process id for the first socket, then the numbers from -4097 down, which
+/// are no process id, as in the kernel (netlink_autobind of net/netlink/af_netlink.c).
+fn free_port(is_taken: impl Fn(u32) -> bool) -> u32 {
+    let others = (0..u32::MAX / 2).map(|number| (-4097_i32 as u32) - number);
+    let mut all = std::iter::once(std::process::id()).chain(others);
+    all.find(|port| !is_taken(*port)).unwrap_or(0)
 }
 
 /// Runs `act` on the socket `fd`; `None` if `fd` is another file.
@@ -96,4 +95,19 @@ fn send(fd: c_int, bytes: &[u8]) -> Option<Result<usize, Errno>> {
         answers.iter().all(|answer| sys::send(socket.kept.as_raw_fd(), answer))
     };
     with(fd, deliver).map(|all| if all { Ok(bytes.len()) } else { Err(Errno::ENOBUFS) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    #[test]
+    fn more_than_a_thousand_sockets_have_addresses_of_their_own() {
+        let mut taken = HashSet::new();
+        assert_eq!(super::free_port(|port| taken.contains(&port)), std::process::id());
+        for _ in 0..1100 {
+            let port = super::free_port(|port| taken.contains(&port));
+            assert!(taken.insert(port));
+        }
+    }
 }
