@@ -149,11 +149,10 @@ const OBJECTS: u32 = 9;
 pub(crate) fn mapped(node: &Node, length: usize, offset: i64, result: Result<u64, Errno>) {
     let Some(trace) = TRACE.get() else { return };
     let page = offset as u64 / 4096;
-    let command = match (page >> 8 & 0xff) as u32 {
-        OBJECTS.. => "OBJECT".into(),
-        command => MmapCommand(command).to_string(),
+    let (command, index) = match (page >> 8 & 0xff) as u32 {
+        OBJECTS.. => ("OBJECT".into(), page),
+        command => (MmapCommand(command).to_string(), page & 0xff | page >> 16 << 8),
     };
-    let index = page & 0xff | page >> 16 << 8;
     let result = result.map_or_else(|errno| outcome(Err(errno)), |address| format!("{address:#x}"));
     trace.line(
         node.index,
