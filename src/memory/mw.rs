@@ -120,12 +120,15 @@ impl MemoryWindow {
         if !self.pd().is_same(region.pd()) {
             return Err(Error::invalid(VERB, "window and region belong to different domains"));
         }
-        if !region.access().contains(AccessFlags::MW_BIND) {
+        if region.lacks(AccessFlags::MW_BIND) {
             let cause = "the region was registered without MW_BIND";
             return Err(Error::invalid(VERB, cause));
         }
+        if length == 0 {
+            return Err(Error::invalid(VERB, "a window of no bytes"));
+        }
         let end = offset.checked_add(length);
-        if length == 0 || end.is_none_or(|end| end > region.len()) {
+        if end.is_none_or(|end| end > region.len()) {
             let cause = format!("bytes {offset}+{length} are not within {} bytes", region.len());
             return Err(Error::invalid(VERB, cause));
         }

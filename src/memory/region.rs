@@ -442,6 +442,11 @@ impl MemoryRegion {
         self.access
     }
 
+    /// Whether it was registered without `right`.
+    pub(crate) fn lacks(&self, right: AccessFlags) -> bool {
+        self.live && !self.access.contains(right)
+    }
+
     /// The bytes of a buffer that the region owns. Empty for other memory, to which the program may
     /// hold references; where it holds none, it can make a [`MemoryView`] itself.
     pub fn view(&self) -> MemoryView<'_> {
@@ -574,7 +579,7 @@ impl MemoryRegion {
     ) -> Result<()> {
         const VERB: &str = "advise_mr";
         require_paging(VERB, self.pd.context())?;
-        if !self.access.contains(AccessFlags::ON_DEMAND) {
+        if self.lacks(AccessFlags::ON_DEMAND) {
             return Err(Error::invalid(
                 VERB,
                 "the region is pinned: its pages are in memory already",

@@ -35,6 +35,7 @@ fn two_contexts_work_on_one_open_file() {
 
 #[test]
 fn imported_domains_and_regions_work_and_stay_their_owners() {
+    use crate::mw::{WindowAccess, WindowType};
     use crate::qp::op;
     use crate::qp::qp_type::Rc;
     use crate::qp::{Inline, PostFlags};
@@ -43,7 +44,7 @@ fn imported_domains_and_regions_work_and_stay_their_owners() {
     let owner = Context::open(device.clone(), channel.clone()).unwrap();
     let other = Context::adopt(device, channel).unwrap();
     let pd = owner.alloc_pd().unwrap();
-    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::MW_BIND;
     let region = pd.register(Buffer::new(4096).unwrap(), access).unwrap();
 
     let theirs = other.import_pd(pd.kernel_handle()).unwrap();
@@ -64,6 +65,11 @@ fn imported_domains_and_regions_work_and_stay_their_owners() {
     unsafe { qp.post_send(1, target, text, PostFlags::SIGNALED) }.unwrap();
     while cq.poll().is_err() {}
     assert_eq!(&region.view().to_vec()[9..17], b"imported");
+
+    // Its rights are not known: the device checks them.
+    let mut window = theirs.alloc_mw(WindowType::Type2).unwrap();
+    window.bind(&seen, 0, 64, WindowAccess::REMOTE_READ).unwrap();
+    drop(window);
 
     assert!(theirs.import_region(4711).is_err() && other.import_pd(4711).is_err());
     seen.deregister().unwrap();
