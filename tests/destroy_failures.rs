@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use common::REMOTE;
 use uverbs::devx::{Umem, UmemOptions};
-use uverbs::flow::{FlowFlags, FlowTableType, Matcher, MatcherOptions};
+use uverbs::ethernet::{FrameError, RxQueue, TxQueue};
+use uverbs::flow::{FlowFlags, FlowTableType, Matcher, MatcherOptions, Port, Protocol};
 use uverbs::memory::device_memory::DeviceMemory;
 use uverbs::qp::rss::{IndirectionTable, RssOptions, RssTarget, RssTraffic};
-use uverbs::qp::{DcReceiver, PathOptions, PostFlags, State};
+use uverbs::qp::{DcReceiver, EthernetOffload, PathOptions, PostFlags, State};
 use uverbs::qp_type::Rc;
 use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
 use uverbs::{
@@ -304,10 +305,50 @@ fn flow_matchers_survive() {
 }
 
 #[test]
-fn frame_queues_survive() {
-    let sends = |bench: &Bench| with(bench.pd.create_tx_queue(16).build().unwrap(), ());
-    survives_refusals(sends, |_, _| {}, |queue| queue.destroy());
+fn frame_queues_still_work() {
+    let sends =
+        |bench: &Bench| with(bench.pd.create_tx_queue(16).completion_every(1).build().unwrap(), ());
+    let sends_a_frame = |bench: &Bench, queue: &mut TxQueue| {
+        let frame = queue.template::<2>(&[0; 60], EthernetOffload::default()).unwrap();
+        queue.send(1, &frame).unwrap();
+        let completed = queue.counters().completed;
+        while queue.counters().completed == completed {
+            queue.reap();
+            bench.context.poll_idle();
+        }
+        assert_eq!(queue.counters().failed, 0);
+    };
+    survives_refusals(sends, sends_a_frame, TxQueue::destroy);
     stays_until_the_close(sends);
     let receives = |bench: &Bench| with(bench.pd.create_rx_queue(16).build().unwrap(), ());
-    survives_refusals(receives, |_, _| {}, |queue| queue.destroy());
+    let takes_rules = |_: &Bench, queue: &mut RxQueue| {
+        queue
+            .steer(&Port { protocol: Protocol::Udp, port: 4000, tag: None })
+            .unwrap()
+            .destroy()
+            .unwrap();
+        assert_eq!(queue.poll().unwrap_err(), FrameError::Empty);
+    };
+    survives_refusals(receives, takes_rules, RxQueue::destroy);
+}
+
+/// The device may still read the ends of frames, and write to the receives.
+#[test]
+fn slots_of_frame_queues_that_cannot_be_destroyed_are_not_released() {
+    for errno in ERRNOS {
+        let bench = Bench::new();
+        let slab = bench.pd.create_slab(4, 64).unwrap();
+        let mut sends = bench.pd.create_tx_queue(16).build().unwrap();
+        let mut tail = slab.take().unwrap();
+        tail.write(&[7; 64]).unwrap();
+        sends.template_with_tail::<2>(&[0; 14], tail, EthernetOffload::default()).unwrap();
+        bench.while_commands_fail(errno, || drop(sends));
+        assert_eq!(slab.free(), 3, "{errno:?}: the end of a frame");
+
+        let receives = bench.pd.create_rx_queue(16).build().unwrap();
+        let received = receives.slab().clone();
+        let free = received.free();
+        bench.while_commands_fail(errno, || drop(receives));
+        assert_eq!(received.free(), free, "{errno:?}: the receives");
+    }
 }
