@@ -224,3 +224,8 @@ struct Readme;
 #[cfg(all(doctest, feature = "soft"))]
 #[doc = include_str!("../docs/trading.md")]
 struct Trading;
+
+/// What must not compile does not.
+#[cfg(doctest)]
+#[doc = include_str!("../tests/does_not_compile.md")]
+struct DoesNotCompile;

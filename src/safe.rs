@@ -44,47 +44,8 @@
 //!   [`MemoryRegion`](crate::MemoryRegion), seen through views.
 //!
 //! What the compiler refuses: a slot that is in flight, a completion that the next poll may
-//! overwrite, a post beside a batch.
-//!
-//! ```compile_fail,E0382
-//! use uverbs::{op, qp::PostFlags, qp_type::Rc};
-//! fn twice(qp: &mut uverbs::QueuePair<Rc>, slot: uverbs::Slot) {
-//!     let _ = qp.post_send(op::Send, slot, PostFlags::SIGNALED);
-//!     let _ = qp.post_receive(slot);
-//! }
-//! ```
-//! ```compile_fail,E0499
-//! fn both(cq: &mut uverbs::CompletionQueue) {
-//!     let first = cq.poll();
-//!     let second = cq.poll();
-//!     drop((first, second));
-//! }
-//! ```
-//! ```compile_fail,E0499
-//! use uverbs::qp_type::Rc;
-//! fn beside(qp: &mut uverbs::QueuePair<Rc>, slot: uverbs::Slot) {
-//!     let batch = qp.batch();
-//!     let _ = qp.post_receive(slot);
-//!     drop(batch);
-//! }
-//! ```
-//!
-//! Handles of the two layers are different types, so a queue pair completes to queues of its own
-//! layer only:
-//!
-//! ```compile_fail,E0308
-//! use uverbs::qp_type::Rc;
-//! fn mixed(pd: &uverbs::ProtectionDomain, cq: &uverbs::raw::CqHandle) {
-//!     // expected `&CqHandle<Safe>`, found `&CqHandle<Raw>`
-//!     let _ = pd.create_qp::<Rc>(cq, cq);
-//! }
-//! ```
-//! ```compile_fail,E0308
-//! use uverbs::{qp_type::Rc, raw};
-//! fn mixed(raw: raw::QpBuilder<Rc>, srq: &uverbs::SharedReceiveQueue) {
-//!     let _ = raw.shared_receive_queue(srq.handle());
-//! }
-//! ```
+//! overwrite, a post beside a batch. Handles of the two layers are different types, so a queue pair
+//! completes to queues of its own layer only.
 //!
 //! # What it costs
 //! `docs/vs-libmlx5.md` has the instructions of both layers, which `benches/safe_layer` counts.

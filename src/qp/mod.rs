@@ -6,103 +6,14 @@
 //! slots of registered memory.
 //!
 //! # What does not compile
-//! Calls that the transport, the operation or the queue pair does not have: READs and atomics on
-//! unreliable transports,
-//!
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Remote, Sge, op, qp::*, qp_type::*};
-//! unsafe fn read(qp: &mut raw::QueuePair<Uc>, remote: Remote, sge: Sge) {
-//!     let _ = qp.post_send(1, op::Read(remote), sge, PostFlags::SIGNALED);
-//! }
-//! ```
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};
-//! unsafe fn count(qp: &mut raw::QueuePair<Uc>, remote: Remote, result: AtomicResult) {
-//!     let _ = qp.post_send(1, op::FetchAdd { remote, add: 1 }, result, PostFlags::SIGNALED);
-//! }
-//! ```
-//!
-//! anything but SEND in a datagram, a datagram without a destination,
-//!
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Remote, Sge, op, qp::*, qp_type::*};
-//! unsafe fn write(qp: &mut raw::QueuePair<Ud>, to: Datagram<'_>, remote: Remote, sge: Sge) {
-//!     let _ = qp.post_send(1, op::To(to, op::Write(remote)), sge, PostFlags::SIGNALED);
-//! }
-//! ```
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
-//! unsafe fn send(qp: &mut raw::QueuePair<Ud>, sge: Sge) {
-//!     let _ = qp.post_send(1, op::Send, sge, PostFlags::SIGNALED);
-//! }
-//! ```
-//!
-//! inline data for a READ, an atomic whose result has no place, an XRC send that names no shared
-//! receive queue,
-//!
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};
-//! unsafe fn read(qp: &mut raw::QueuePair<Rc>, remote: Remote) {
-//!     let _ = qp.post_send(1, op::Read(remote), Inline(b"no"), PostFlags::SIGNALED);
-//! }
-//! ```
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Remote, op, qp::*, qp_type::*};
-//! unsafe fn count(qp: &mut raw::QueuePair<Rc>, remote: Remote) {
-//!     let _ = qp.post_send(1, op::FetchAdd { remote, add: 1 }, (), PostFlags::SIGNALED);
-//! }
-//! ```
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
-//! unsafe fn send(qp: &mut raw::QueuePair<Xrc>, sge: Sge) {
-//!     let _ = qp.post_send(1, op::Send, sge, PostFlags::SIGNALED);
-//! }
-//! ```
-//!
-//! anything but frames on a raw packet queue pair, and frames on any other,
-//!
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
-//! unsafe fn send(qp: &mut raw::QueuePair<RawPacket>, sge: Sge) {
-//!     let _ = qp.post_send(1, op::Send, sge, PostFlags::SIGNALED);
-//! }
-//! ```
-//! ```compile_fail,E0277
-//! # use uverbs::{raw, Sge, op, qp::*, qp_type::*};
-//! unsafe fn send(qp: &mut raw::QueuePair<Uc>, sge: Sge) {
-//!     let _ = qp.post_send(1, op::EthernetSend::default(), sge, PostFlags::SIGNALED);
-//! }
-//! ```
-//!
-//! connecting a datagram queue pair, or activating a connected one,
-//!
-//! ```compile_fail,E0599
-//! # use uverbs::{Endpoint, raw, op, qp::*, qp_type::*};
-//! fn connect(qp: &mut raw::QueuePair<Ud>, peer: &Endpoint) { let _ = qp.connect(peer); }
-//! ```
-//! ```compile_fail,E0599
-//! # use uverbs::{raw, op, qp::*, qp_type::*};
-//! fn activate(qp: &mut raw::QueuePair<Rc>) { let _ = qp.activate(); }
-//! ```
-//!
-//! two threads, or two batches, in one send queue, and a completion kept beyond the next poll.
-//!
-//! ```compile_fail,E0499
-//! # use uverbs::{raw, op, qp::*, qp_type::*};
-//! fn twice(qp: &mut raw::QueuePair<Rc>) -> Result<(), PostError> {
-//!     let (one, other) = (qp.batch()?, qp.batch()?);
-//!     one.publish();
-//!     other.publish();
-//!     Ok(())
-//! }
-//! ```
-//! ```compile_fail,E0499
-//! # use uverbs::{PollError, raw::CompletionQueue};
-//! fn keep(cq: &mut CompletionQueue) -> Result<u64, PollError> {
-//!     let (first, second) = (cq.poll()?, cq.poll()?);
-//!     Ok(first.wr_id() + second.wr_id())
-//! }
-//! ```
+//! Calls that the transport, the operation or the queue pair does not have:
+//! - READs and atomics on unreliable transports;
+//! - anything but SEND in a datagram, a datagram without a destination;
+//! - inline data for a READ, an atomic whose result has no place, an XRC send that names no shared
+//!   receive queue;
+//! - anything but frames on a raw packet queue pair, and frames on any other;
+//! - connecting a datagram queue pair, or activating a connected one;
+//! - two threads, or two batches, in one send queue, and a completion kept beyond the next poll.
 //!
 //! What depends on values is checked when posting, before anything is stored: see [`PostError`].
 
