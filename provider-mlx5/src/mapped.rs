@@ -41,6 +41,11 @@ impl DmaMemory {
     /// - nothing in this process reads or writes it but that queue (and, through the CQ, the poller
     ///   of its completions), and no reference points into it.
     ///
+    /// If a device has the queue, its [handle](crate::user_index::QueueHandle) is closed, or its
+    /// last clone dropped, only after the device has given the queue up, or has reset it. Otherwise
+    /// another queue can get the user index, and the device's completions of this queue complete
+    /// that one's requests, whose memory the device still accesses.
+    ///
     /// Initialized bytes are not required: the queues write what they later read.
     pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len }
@@ -787,6 +792,28 @@ impl InChild {
     /// The value, as if the test were in a child.
     #[cfg(all(test, not(loom)))]
     pub(crate) const fn pretended() -> Self {
+        Self(())
+    }
+}
+
+/// There is such a value only for a queue that has just been reset, by the kernel or by a command
+/// of the program's own. Renewing another queue's handle would be wrong: the device would complete
+/// requests from before as if they were later ones, whose memory it may still access.
+///
+/// ```compile_fail,E0133
+/// fn renewed(handle: &uverbs_mlx5::user_index::QueueHandle) {
+///     let _ = handle.renew(uverbs_mlx5::user_index::WasReset::new());
+/// }
+/// ```
+#[derive(Debug)]
+pub struct WasReset(());
+
+impl WasReset {
+    /// # Safety
+    /// The handle to which the value is passed is that of a queue whose reset was reported as done
+    /// since the handle was registered or renewed: the device completes none of the requests that
+    /// were posted with it any more.
+    pub const unsafe fn new() -> Self {
         Self(())
     }
 }

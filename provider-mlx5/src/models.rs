@@ -27,7 +27,7 @@ use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame};
 use crate::queue_state::{PolledReceives, QpState, QueueState, Shape};
 use crate::recv_queue::{RecvQueue, RecvQueueConfig};
 use crate::shown_ring::Ring;
-use crate::user_index::{QueueHandle, UserIndexTable};
+use crate::user_index::{QueueHandle, UserIndexTable, WasReset};
 
 /// Explores `model` with as many preemptions as finish in seconds.
 fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -363,7 +363,8 @@ mod user_index {
         };
         post(&handle, 1);
         let resetter = thread::spawn(move || {
-            let next = handle.renew();
+            // SAFETY: the model's device accesses no memory that requests name.
+            let next = handle.renew(unsafe { WasReset::new() });
             post(&next, 2);
             (handle, next)
         });

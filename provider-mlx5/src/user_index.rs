@@ -24,6 +24,7 @@ use std::sync::{Arc as Shared, OnceLock};
 
 use crate::completion_queue::CqMonitor;
 use crate::mapped::InChild;
+pub use crate::mapped::WasReset;
 use crate::queue_state::{BlockTable, PLACES, QueueState, Shape};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Mutex, Ordering, lock, lock_unless, try_lock};
 use handle::{Drains, Entry, Load, drained};

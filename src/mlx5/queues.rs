@@ -95,7 +95,8 @@ impl RingMemory {
         }
         // SAFETY: whole pages or a span that the program gave to the library, and a record of two
         // words (64 bytes). Both live as long as this value, which is kept with the queues. This is
-        // the only time that they are given out, and this type touches neither.
+        // the only time that they are given out, and this type touches neither. Owners close and
+        // drop handles only after the kernel's success (`keep` of `qp/core.rs`, `srq/mod.rs`).
         let (memory, words) = unsafe {
             let start = NonNull::new_unchecked(self.rings.as_ptr());
             let record = NonNull::new_unchecked(self.record.as_ptr());

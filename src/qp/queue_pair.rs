@@ -20,7 +20,7 @@ use crate::device::gid::GidChoice;
 use crate::device::identity::identity_methods;
 use crate::device::layer::{Layer, Safe};
 use crate::error::Result;
-use crate::host::events::{Observer, Wait};
+use crate::host::events::Wait;
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::mlx5::queues::{Anchored, RingMemory};
 use crate::mlx5::uar::Register as Page;
@@ -146,27 +146,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// kernel is asked; errors of the kernel. Nothing has changed then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
-        self.core.modify(attributes)?;
-        if attributes.state == Some(State::Reset) {
-            self.start_over()?;
-        }
-        Ok(())
-    }
-
-    /// Starts over after a reset.
-    pub(super) fn start_over(&mut self) -> Result<()> {
-        let Some(old) = self.core.queue.clone() else { return Ok(()) };
-        let new = old.renew();
-        self.core.queue = Some(new.clone());
-        self.core.events.set_observer(Observer::Queue(new.clone()));
-        if let Some(slots) = L::get(&mut self.slots) {
-            let left = slots.start_over(&old, &new, &mut self.queues)?;
-            self.core.context.inner().kept.defer(left);
-        }
-        let Queues { send, receive } = &mut *self.queues;
-        send.iter_mut().for_each(|send| send.reset(new.clone()));
-        receive.iter_mut().for_each(|receive| receive.reset(new.clone()));
-        Ok(())
+        self.modify_or_reset(attributes)
     }
 
     /// Takes it to INIT, where receives may be posted, with the port and the rights of its builder.

@@ -11,6 +11,7 @@ use uverbs_mlx5::send_queue::{
     Batch, Carries, Operation, Payload, SendQueue, SendRequest, TagError, TagRequest, Takes,
     Template,
 };
+use uverbs_mlx5::user_index::{QueueHandle, WasReset};
 
 use super::attributes::QpAttributes;
 use super::dc_receiver::DcReceiver;
@@ -18,15 +19,18 @@ use super::modify::QpInfo;
 use super::qp_type::Rc;
 use super::queue_pair::{QueuePair, Queues};
 use super::rss::RssTarget;
+use super::safe::Slots;
 use super::tags::TagQueue;
-use super::work_queue::WorkQueue;
+use super::work_queue::{WorkQueue, WqState};
 use super::xrc_target::XrcReceiver;
 use super::{QueuePairType, State};
 use crate::device::context::Context;
-use crate::device::layer::Raw;
+use crate::device::layer::{Layer, Raw};
 use crate::devx::Devx;
 use crate::error::Error;
+use crate::host::events::{Observer, Registered};
 use crate::host::lifetime::{Destroy, destroy_in_place_method};
+use crate::memory::flight::Serial;
 use crate::mlx5::RingLayout;
 
 /// Where the parts of a queue pair are: for programs that write requests themselves, as with
@@ -56,6 +60,78 @@ impl Context {
     /// objects without the library's knowledge.
     pub unsafe fn devx(&self) -> Devx {
         Devx::of(self)
+    }
+}
+
+/// The number of a queue after a change of its state, if that resets it. It is taken before the
+/// change, because the queue cannot go on without one.
+fn serial_after(is_reset: bool) -> Result<Option<Serial>, Error> {
+    is_reset.then(|| Serial::new("modify_qp")).transpose()
+}
+
+impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
+    /// [`QueuePair::modify`].
+    pub(super) fn modify_or_reset(&mut self, attributes: &QpAttributes) -> Result<(), Error> {
+        let serial = serial_after(attributes.state == Some(State::Reset))?;
+        self.core.modify(attributes)?;
+        if let Some(serial) = serial {
+            // SAFETY: the kernel has reset it.
+            self.start_over(serial, unsafe { WasReset::new() });
+        }
+        Ok(())
+    }
+
+    fn start_over(&mut self, serial: Serial, was_reset: WasReset) {
+        let Self { queues, core, slots } = self;
+        let Some(old) = &core.queue else { return };
+        let of = (&core.context, &*core.events);
+        let new = queues.start_over(old, was_reset, serial, L::get(slots), of);
+        core.queue = Some(new);
+    }
+}
+
+impl<L: Layer> WorkQueue<L> {
+    /// [`WorkQueue::modify_flags`].
+    pub(super) fn modify_or_reset(
+        &mut self,
+        state: Option<WqState>,
+        flags: u32,
+        mask: u32,
+    ) -> Result<(), Error> {
+        let shared = &self.handle.0;
+        let serial = serial_after(state == Some(WqState::Reset))?;
+        shared.modify(state, flags, mask)?;
+        if let Some(serial) = serial {
+            let old = shared.current().user.clone();
+            let of = (&shared.context, &*shared.events);
+            // SAFETY: the kernel has reset it.
+            let was_reset = unsafe { WasReset::new() };
+            let new = self.queue.start_over(&old, was_reset, serial, L::get(&mut self.slots), of);
+            shared.current().user = new;
+        }
+        Ok(())
+    }
+}
+
+impl<T: QueuePairType, R: Register> Queues<T, R> {
+    /// Starts over after the reset of the queue that had the handle `old`, with `serial`. Returns
+    /// its new handle.
+    fn start_over(
+        &mut self,
+        old: &QueueHandle,
+        was_reset: WasReset,
+        serial: Serial,
+        slots: Option<&mut Slots>,
+        (context, events): (&Context, &Registered),
+    ) -> QueueHandle {
+        let new = old.renew(was_reset);
+        events.set_observer(Observer::Queue(new.clone()));
+        if let Some(slots) = slots {
+            context.inner().kept.defer(slots.start_over(serial, [old, &new], self));
+        }
+        self.send.iter_mut().for_each(|send| send.reset(new.clone()));
+        self.receive.iter_mut().for_each(|receive| receive.reset(new.clone()));
+        new
     }
 }
 
@@ -124,11 +200,14 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         exclude: impl FnOnce() -> G,
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise; the posting sides are not part of it.
-        unsafe { &mut (*this).core }.modify(attributes)?;
-        if attributes.state == Some(State::Reset) {
+        let core = unsafe { &mut (*this).core };
+        let serial = serial_after(attributes.state == Some(State::Reset))?;
+        core.modify(attributes)?;
+        if let Some(serial) = serial {
             let _excluded = exclude();
-            // SAFETY: the caller's promise: no thread uses any part of it now.
-            unsafe { &mut *this }.start_over()?;
+            // SAFETY: the caller's promise: no thread uses any part of it now. The kernel has reset
+            // it.
+            unsafe { (*this).start_over(serial, WasReset::new()) };
         }
         Ok(())
     }
@@ -142,8 +221,13 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// # Safety
     /// The device has it in that state.
     pub unsafe fn changed_to(&mut self, state: State) -> Result<(), Error> {
+        let serial = serial_after(state == State::Reset)?;
         self.core.note_state(state);
-        if state == State::Reset { self.start_over() } else { Ok(()) }
+        if let Some(serial) = serial {
+            // SAFETY: the caller's promise.
+            self.start_over(serial, unsafe { WasReset::new() });
+        }
+        Ok(())
     }
 
     /// Starts building sends, to be published together.

@@ -21,7 +21,6 @@ use super::QueuePairType;
 use super::queue_pair::{QueuePair, Queues};
 use super::work_queue::WorkQueue;
 use crate::device::layer::Safe;
-use crate::error::Result as VerbResult;
 use crate::memory::flight::{CqBits, Serial};
 use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused, Sends, for_atomic};
@@ -73,21 +72,19 @@ impl Slots {
         Self { serial, cqs, sends, receives, low_water_mark }
     }
 
-    /// Prepares for requests after a reset, with a new serial. Returns the slots that were in
-    /// flight before.
+    /// Prepares for requests after a reset. Returns the slots that were in flight before.
     pub(super) fn start_over<T: QueuePairType, R: Register>(
         &mut self,
-        old: &QueueHandle,
-        new: &QueueHandle,
+        serial: Serial,
+        [old, new]: [&QueueHandle; 2],
         queues: &mut Queues<T, R>,
-    ) -> VerbResult<Abandoned> {
-        let serial = Serial::new("modify_qp")?;
+    ) -> Abandoned {
         let left = self.abandoned(Some(old.clone()), queues);
         self.serial = serial;
         self.sends.start_over(serial.sends(self.cqs[0]));
         self.receives.flight = serial.receives(self.cqs[1]);
         self.mark(new);
-        Ok(left)
+        left
     }
 
     /// The slots that were in flight when the queue pair was destroyed or reset. `user` is closed,

@@ -26,7 +26,7 @@ use crate::device::identity::identity_methods;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::events::{Observer, Registered, Wait};
+use crate::host::events::{Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::memory::pd::ProtectionDomain;
 use crate::mlx5::queues::{Anchored, RingMemory};
@@ -59,7 +59,7 @@ pub(super) struct Shared {
     cq: CqHandle<Raw>,
     pub(super) handle: u32,
     number: u32,
-    events: Arc<Registered>,
+    pub(super) events: Arc<Registered>,
     current: Mutex<Current>,
     receives: u32,
     sge: u32,
@@ -78,9 +78,9 @@ impl<T: fmt::Debug + Send> Buffers for T {}
 
 /// The fields that a change of state replaces.
 #[derive(Debug)]
-struct Current {
+pub(super) struct Current {
     state: WqState,
-    user: QueueHandle,
+    pub(super) user: QueueHandle,
 }
 
 /// States of a work queue (`enum ibv_wq_state`).
@@ -244,24 +244,7 @@ impl<L: Layer> WorkQueue<L> {
     /// # Errors
     /// As for [`modify`](Self::modify).
     pub fn modify_flags(&mut self, state: Option<WqState>, flags: u32, mask: u32) -> Result<()> {
-        self.handle.0.modify(state, flags, mask)?;
-        if state == Some(WqState::Reset) { self.start_over() } else { Ok(()) }
-    }
-
-    /// Starts over after a reset.
-    fn start_over(&mut self) -> Result<()> {
-        let shared = &self.handle.0;
-        let mut current = shared.current();
-        let new = current.user.renew();
-        let old = std::mem::replace(&mut current.user, new.clone());
-        drop(current);
-        shared.events.set_observer(Observer::Queue(new.clone()));
-        if let Some(slots) = L::get(&mut self.slots) {
-            let left = slots.start_over(&old, &new, &mut self.queue)?;
-            shared.context.inner().kept.defer(left);
-        }
-        self.queue.receive.iter_mut().for_each(|receive| receive.reset(new.clone()));
-        Ok(())
+        self.modify_or_reset(state, flags, mask)
     }
 
     destroy_methods! {
@@ -288,7 +271,7 @@ impl<L: Layer> Drop for WorkQueue<L> {
 }
 
 impl Shared {
-    fn current(&self) -> MutexGuard<'_, Current> {
+    pub(super) fn current(&self) -> MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -300,7 +283,7 @@ impl Shared {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn modify(&self, state: Option<WqState>, flags: u32, flags_mask: u32) -> Result<()> {
+    pub(super) fn modify(&self, state: Option<WqState>, flags: u32, flags_mask: u32) -> Result<()> {
         let mut current = self.current();
         let from = current.known();
         let to = state.unwrap_or(from);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc as Shared;
 
-use super::{Dying, QueueHandle, UserIndexTable};
+use super::{Dying, QueueHandle, UserIndexTable, WasReset};
 use crate::completion_queue::CqMonitor;
 use crate::format::{CqeOpcode, OpOwn};
 use crate::queue_error::QueueError;
@@ -263,9 +263,8 @@ impl QueueHandle {
         assert!(follows && self.claim(side).is_ok(), "another queue's handle");
     }
 
-    /// The handle for the QP after a reset. Call it after the kernel has reset the QP: it keeps
-    /// index and user context, and its counters start at zero. Closes this handle; `reset` of the
-    /// send and receive queue takes the new one.
+    /// The handle for the QP after a reset: it keeps index and user context, and its counters start
+    /// at zero. Closes this handle; `reset` of the send and receive queue takes the new one.
     ///
     /// It does not wait for a poller. The poller drops CQEs from before the reset when it reaches
     /// them.
@@ -273,7 +272,7 @@ impl QueueHandle {
     /// # Panics
     /// The second time: the first new handle has the index.
     #[must_use]
-    pub fn renew(&self) -> Self {
+    pub fn renew(&self, _: WasReset) -> Self {
         let is_first = !self.entry.succeeded.swap(true, Ordering::AcqRel);
         assert!(is_first, "the handle was renewed before");
         let drains = self.entry.close();

@@ -8,8 +8,8 @@ use uverbs_mlx5::send_queue::{Nop, Rc};
 use uverbs_mlx5::user_index::QueueHandle;
 
 use crate::device::{
-    Cq, Cqe, Memory, NEAR_WRAPS, Rq, Sq, busy_send_queue, recv_queue, send_queue, send_queue_of,
-    shared_recv_queue,
+    Cq, Cqe, Memory, NEAR_WRAPS, Rq, Sq, busy_send_queue, recv_queue, renew, send_queue,
+    send_queue_of, shared_recv_queue,
 };
 
 const NONE: PostFlags = PostFlags::empty();
@@ -211,7 +211,7 @@ fn completions_of_before_a_reset_are_dropped(start: u32) {
         cq.produce(Cqe::send(&sq.handle, 0));
         cq.produce(Cqe::send(&other.handle, lap as u32));
         cq.produce(Cqe::send(&sq.handle, 2));
-        sq.handle = sq.handle.renew();
+        sq.handle = renew(&sq.handle);
         sq.queue.reset(sq.handle.clone());
         sq.handle.set_state(QpState::Rts);
         assert_eq!(sq.record.word(4), 0);
@@ -222,7 +222,7 @@ fn completions_of_before_a_reset_are_dropped(start: u32) {
         assert_eq!(cq.queue.poll().expect("one").wr_id(), 77, "lap {lap}");
         assert!(cq.queue.poll().is_err());
         assert_eq!(cq.queue.dropped(), 2 * (lap + 1));
-        sq.handle = sq.handle.renew();
+        sq.handle = renew(&sq.handle);
         sq.queue.reset(sq.handle.clone());
     }
 }
@@ -239,7 +239,7 @@ fn each_cq_of_a_reset_queue_drops_its_own_older_completions() {
     for _ in 0..5 {
         sends.produce(Cqe::send(&handle, 1));
         receives.produce(Cqe::recv(&handle, 1));
-        handle = handle.renew();
+        handle = renew(&handle);
         sends.produce(Cqe::send(&handle, 2));
         assert_eq!(sends.queue.poll().map(drop), NOT_DROPPED);
         assert_eq!(sends.queue.poll().map(drop), Err(PollError::Empty));
@@ -267,7 +267,7 @@ fn remove_closed_removes_the_cqes_of_a_reset_queue() {
             complete_one(&mut cq, &mut other, 200);
             complete_one(&mut cq, &mut sq, 2);
             complete_one(&mut cq, &mut other, 201);
-            sq.handle = sq.handle.renew();
+            sq.handle = renew(&sq.handle);
             sq.queue.reset(sq.handle.clone());
             sq.handle.set_state(QpState::Rts);
             cq.queue.remove_closed();
@@ -297,7 +297,7 @@ fn a_queue_that_was_reset_and_closed_stays_closed() {
     let mut cq = Cq::new(8, 64);
     let handle = cq.table.register(SHAPE, &cq.monitors(), None, 5).expect("an index");
     cq.produce(Cqe::send(&handle, 1));
-    let handle = handle.renew();
+    let handle = renew(&handle);
     cq.produce(Cqe::send(&handle, 2));
     handle.close();
     assert!(cq.queue.poll().is_err());
@@ -398,7 +398,7 @@ fn place(index: u32) -> u16 {
 }
 
 fn renew_recv(rq: &mut Rq) {
-    rq.handle = rq.handle.renew();
+    rq.handle = renew(&rq.handle);
     rq.queue.reset(rq.handle.clone());
     rq.handle.set_state(QpState::Rtr);
 }

@@ -16,7 +16,7 @@ use uverbs_mlx5::recv_queue::{RecvQueue, RecvQueueConfig};
 use uverbs_mlx5::request::PostFlags;
 use uverbs_mlx5::send_queue::{Nop, Rc, SendQueue, SendQueueConfig, Transport};
 use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
-use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
+use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable, WasReset};
 use zerocopy::IntoBytes;
 
 /// Leaked memory, zeroed.
@@ -63,6 +63,12 @@ impl Memory {
     pub(crate) fn word(&self, at: usize) -> u32 {
         u32::from_be_bytes(self.read(at, 4).try_into().expect("four bytes"))
     }
+}
+
+/// Resets a queue.
+pub(crate) fn renew(handle: &QueueHandle) -> QueueHandle {
+    // SAFETY: the device is the test, which accesses no memory that requests name.
+    handle.renew(unsafe { WasReset::new() })
 }
 
 /// A CQ and the device's side of it.

@@ -13,8 +13,8 @@ use uverbs_mlx5::send_queue::{Inline, Nop, Rc, RequestId, Send, SendQueue};
 use uverbs_mlx5::user_index::{QueueHandle, RegisterError, UserIndexTable};
 
 use crate::device::{
-    Cq, Cqe, Memory, recv_queue, send_queue, send_queue_for, send_queue_of, shared_recv_queue,
-    try_send_queue,
+    Cq, Cqe, Memory, recv_queue, renew, send_queue, send_queue_for, send_queue_of,
+    shared_recv_queue, try_send_queue,
 };
 
 const NONE: PostFlags = PostFlags::empty();
@@ -120,7 +120,7 @@ fn a_lap_ends_only_at_the_end_of_the_ring() {
 fn the_renewed_handle_of_a_reset_queue_is_in_use() {
     let cq = Cq::new(8, 64);
     let mut sq = send_queue::<Rc>(&cq, 8);
-    let new = sq.handle.renew();
+    let new = renew(&sq.handle);
     sq.queue.reset(new.clone());
     let made = try_send_queue::<Rc>(new, 8).map(drop);
     assert_eq!(made, Err(QueueError::InUse));
@@ -147,8 +147,8 @@ fn a_reset_accepts_only_a_handle_of_the_same_queue() {
 fn a_handle_is_renewed_once() {
     let mut cq = Cq::new(8, 64);
     let sq = send_queue::<Rc>(&cq, 8);
-    let next = sq.handle.renew();
-    assert!(catch_unwind(AssertUnwindSafe(|| sq.handle.renew())).is_err());
+    let next = renew(&sq.handle);
+    assert!(catch_unwind(AssertUnwindSafe(|| renew(&sq.handle))).is_err());
     drop((next, sq));
     assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
     let shape = Shape { send_wqebbs: 8, recv_wqes: 0, shared_receive: false };

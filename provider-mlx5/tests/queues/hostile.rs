@@ -14,7 +14,7 @@ use uverbs_mlx5::send_queue::{
 };
 
 use crate::device::{
-    Cq, Cqe, Memory, Sq, busy_send_queue, recv_queue, send_queue_of, send_queue_with,
+    Cq, Cqe, Memory, Sq, busy_send_queue, recv_queue, renew, send_queue_of, send_queue_with,
     shared_recv_queue,
 };
 
@@ -506,7 +506,7 @@ fn a_reset_forgets_which_requests_the_program_encoded() {
                 sq = send_queue_with::<Rc>(&cq, 4, 256, false);
                 sq.queue.tell_encoded();
             } else {
-                sq.handle = sq.handle.renew();
+                sq.handle = renew(&sq.handle);
                 sq.queue.reset(sq.handle.clone());
                 sq.handle.set_state(QpState::Rts);
             }
@@ -521,7 +521,7 @@ fn a_reset_forgets_which_requests_the_program_encoded() {
                 matches!(done, Ok((MARK, opcode)) if opcode != CompletionOpcode::Other(ENCODED))
             );
             assert_eq!(cq.queue.poll().map(drop), Err(PollError::Empty));
-            sq.handle = sq.handle.renew();
+            sq.handle = renew(&sq.handle);
             sq.queue.reset(sq.handle.clone());
             sq.handle.set_state(QpState::Rts);
         }

@@ -6,7 +6,7 @@ use uverbs_mlx5::completion_queue::{PollError, WorkCompletion};
 use uverbs_mlx5::format::CqeOpcode;
 use uverbs_mlx5::queue_state::Shape;
 
-use crate::device::{Cq, Cqe, Memory, busy_send_queue};
+use crate::device::{Cq, Cqe, Memory, busy_send_queue, renew};
 
 #[test]
 fn an_overrun_is_reported_after_the_remaining_completions() {
@@ -50,7 +50,7 @@ fn a_queue_that_can_overrun_looks_for_events() {
     two.set_capacity(0, 0);
     assert_eq!(looks_in(&mut cq, 5000), 0);
     let before = one;
-    let one = before.renew();
+    let one = renew(&before);
     drop((before, two));
     assert_eq!(looks_in(&mut cq, 1024), 1);
     // The CQ was polled since: registering a queue notices that no old completion is left.
@@ -89,7 +89,7 @@ fn a_closed_queue_stops_counting_once_polled() {
     // Requests of before a reset stop counting too.
     let before = cq.table.register(PAIR, &cq.monitors(), None, 1).expect("an index");
     before.set_capacity(8, 0);
-    let next = before.renew();
+    let next = renew(&before);
     drop(before);
     assert_eq!(looks_in(&mut cq, 8000), 1);
     drop(next);
@@ -107,7 +107,7 @@ fn receives_of_an_srq_count_where_it_is_consumed() {
     let [one, two] = [(); 2].map(|()| register(&cq).expect("an index"));
     drop(one);
     assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "one is left");
-    let next = two.renew();
+    let next = renew(&two);
     drop(two);
     assert_eq!(looks_in(&mut cq, 4 * 1024), 4, "after a reset");
     drop(next);

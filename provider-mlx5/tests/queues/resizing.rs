@@ -5,7 +5,7 @@ use uverbs_mlx5::format::{CqeOpcode, MiniCqe, MiniCqeFormat};
 use uverbs_mlx5::request::PostFlags;
 use uverbs_mlx5::send_queue::Nop;
 
-use crate::device::{Cq, Cqe, Memory, NEAR_WRAPS, Rq, busy_send_queue, recv_queue};
+use crate::device::{Cq, Cqe, Memory, NEAR_WRAPS, Rq, busy_send_queue, recv_queue, renew};
 
 #[test]
 fn resizing_follows_the_device_to_the_new_ring() {
@@ -194,7 +194,7 @@ fn a_reset_drops_completions_in_the_ring_of_a_failed_resize() {
     let ring = refused(&mut cq, 16);
     move_to(&mut cq, ring, 16, &sq);
     cq.produce(Cqe::recv(&handle, 0));
-    let next = handle.renew();
+    let next = renew(&handle);
     queue.reset(next.clone());
     next.set_state(uverbs_mlx5::queue_state::QpState::Init);
     // SAFETY: no memory is named.
@@ -219,7 +219,7 @@ fn a_reset_during_a_batch_over_two_rings_drops_completions_in_the_new_ring() {
         cq.produce(Cqe::send(&sq.handle, 0));
         let mut batch = cq.queue.batch();
         assert_eq!([0; 2].map(|_| batch.next().map(|done| done.wr_id())), [Ok(0), Ok(1)]);
-        sq.handle = sq.handle.renew();
+        sq.handle = renew(&sq.handle);
         sq.queue.reset(sq.handle.clone());
         drop(batch);
         assert!(cq.queue.resize_is_finished());

@@ -10,7 +10,7 @@ use super::model::{Draft, Expected};
 use super::requests::{RandomRequest, RequestOf, Tried, at_run_time};
 use super::trial::Trial;
 use super::ways::{Outcome, POST_WAYS, PostWay};
-use crate::device::Cqe;
+use crate::device::{Cqe, renew};
 
 /// A request that a batch is to build.
 #[derive(Debug)]
@@ -172,7 +172,7 @@ impl<T: Tried> Trial<T> {
     /// The QP goes back to its first state and is made ready again.
     pub(super) fn reset(&mut self) {
         self.note("reset".into());
-        self.sq.handle = self.sq.handle.renew();
+        self.sq.handle = renew(&self.sq.handle);
         self.sq.queue.reset(self.sq.handle.clone());
         if self.happens_once_in(2) {
             self.check_not_ready();
