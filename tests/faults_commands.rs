@@ -621,6 +621,20 @@ fn a_change_reported_as_failed_but_made_accesses_no_freed_memory() {
         let changed = bench.with_fault(made, errno, || region.change_buffer(buffer)).unwrap();
         assert_eq!(changed.unwrap_err().errno(), errno as i32);
     }
+    // Of two resizes that failed, only a completion shows which was carried out.
+    let mut resize = |moment, entries| {
+        bench.with_fault(moment, Errno::EIO, || world.cq.resize(entries)).unwrap().unwrap_err();
+    };
+    resize(Moment::Call(0), 1000);
+    resize(Moment::Completed(0), 2000);
+    assert_eq!(world.cq.capacity(), 1023);
+    // SAFETY: no memory is named.
+    unsafe { a.post_send(1, uverbs::op::Nop, (), SIGNALED).unwrap() };
+    assert_eq!(success(&mut world.cq).wr_id, 1);
+    assert_eq!(world.cq.capacity(), 2047);
+    world.cq.resize(200).unwrap();
+    assert_eq!(world.cq.capacity(), 255);
+
     // Whichever buffer the old key names, it still exists.
     // SAFETY: inline data; the region outlives the request.
     unsafe { a.post_send(2, op::Write(target), Inline(&[1]), SIGNALED).unwrap() };

@@ -97,7 +97,7 @@ impl DmaMemory {
 
 /// The entries of a CQ: memory that the device writes, and that only this CQ's poller and monitor
 /// read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CqRing {
     /// The CQE of the first entry.
     first: CqeView,

@@ -212,7 +212,6 @@ impl<L: Layer> CqBuilder<L> {
         };
         Ok(CompletionQueue {
             queue,
-            entries,
             events,
             events_seen: 0,
             releases: ReleaseOnDrop(context),

@@ -32,7 +32,7 @@ use crate::device::context::Context;
 use crate::device::identity::identity_methods;
 use crate::device::kept::ReleaseOnDrop;
 use crate::device::layer::{Layer, Raw, Safe};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::events::{Registered, Wait};
 use crate::host::lifetime::{Destroy, destroy_methods, destroy_unshared};
 use crate::host::queue_memory::{self, QueueMemory, QueueUse};
@@ -153,8 +153,6 @@ pub struct CompletionQueue<L: Layer = Safe> {
     // Declared first: with the poller gone, no thread can be taking slots that queue pairs left in
     // flight.
     queue: Poller,
-    /// Entries of the ring that the device uses; the poller may still be in an older one.
-    entries: u32,
     events: Arc<AtomicU32>,
     events_seen: u32,
     handle: CqHandle<L>,
@@ -166,7 +164,7 @@ impl<L: Layer> fmt::Debug for CompletionQueue<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompletionQueue")
             .field("number", &format_args!("{:#x}", self.number()))
-            .field("entries", &self.entries)
+            .field("entries", &self.queue.device_entries())
             .finish_non_exhaustive()
     }
 }
@@ -184,9 +182,10 @@ impl<L: Layer> CompletionQueue<L> {
         &self.handle
     }
 
-    /// Completions that may be outstanding at a time.
+    /// Completions that may be outstanding at a time. If the device may have carried out one of
+    /// several resizes that failed, this is the least of them until a completion shows which.
     pub fn capacity(&self) -> u32 {
-        self.entries - 1
+        self.queue.device_entries() - 1
     }
 
     /// Completions that named no outstanding request, and so changed nothing: a call that polls has
@@ -223,16 +222,14 @@ impl<L: Layer> CompletionQueue<L> {
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
     /// until empty); errors of the kernel (EINVAL if the queue is full, or has more completions
-    /// than would fit). The queue is as before then, and keeps the memory of the new ring until it
-    /// is destroyed, because the device may still use it.
+    /// than would fit). The queue keeps the memory of the new ring then until it is destroyed,
+    /// because the device may still move to it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
         let shared = &self.handle.0;
         let entries = ring_entries(VERB, &shared.context, entries)?;
-        if entries == self.entries {
-            // The driver leaves such a ring alone (`mlx5_ib_resize_cq`), and no completion would
-            // ever lead to the new one.
+        if entries == self.queue.device_entries() {
             return Ok(());
         }
         let entry_bytes = shared.memory.ring(|ring| ring.entry_bytes).unwrap_or(64);
@@ -243,17 +240,17 @@ impl<L: Layer> CompletionQueue<L> {
         let cqe_size = entry_bytes as u16;
         let driver = DriverResize { buf_addr, cqe_size, ..DriverResize::default() };
         let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
-        if let Err(error) = sent {
-            // The kernel may have carried it out and failed afterwards; then the device is in the
-            // new ring. That ring is kept in any case: the device may be in that of an earlier
-            // command, which failed as well.
-            let has_begun = self.queue.resize_has_begun();
+        // The kernel may have carried out a command that failed; then the device is in the new
+        // ring. And it leaves a ring alone that had this size in its view (`mlx5_ib_resize_cq`),
+        // after such a failure. The ring is kept in any case: the device may still move to it.
+        if sent.is_err() || !self.queue.resize_has_begun() {
             self.queue.cancel_resize();
-            if !has_begun {
-                return Err(error.pinning(bytes as u64));
+            if !self.queue.resize_has_begun() {
+                let cause = "to the kernel the queue has this size, since an earlier resize failed";
+                let left_alone = || Error::new(VERB, ErrorKind::Refused, cause);
+                return Err(sent.err().unwrap_or_else(left_alone).pinning(bytes as u64));
             }
         }
-        self.entries = entries;
         Ok(())
     }
 

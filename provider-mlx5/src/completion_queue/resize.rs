@@ -13,7 +13,7 @@ use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 
 /// A ring to which the device will move, or may move.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     ring: Ring,
     /// The command failed. The device may execute it nevertheless, and may do so later.
@@ -69,25 +69,32 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether the device has moved while the poller is still in the old ring. A RESIZE_CQ whose
-    /// response could not be delivered returns an error although it was executed.
+    /// Whether the device is in the ring of the last [`prepare_resize`](Self::prepare_resize). A
+    /// RESIZE_CQ whose response could not be delivered returns an error although it was executed.
+    /// After several that failed this is known only once the device has written a CQE there.
     pub fn resize_has_begun(&self) -> bool {
-        if self.pending.is_empty() {
-            return false;
-        }
-        // Only entries with a CQE can have a mark: those of a compressed session have any bytes.
-        let mut at = self.consumed;
-        while let Some(op_own) = self.ring.written(at).filter(|_| self.is_in_ring(at)) {
-            if is_mark(op_own) {
-                return true;
-            }
-            at = at.wrapping_add(entries_of(&self.ring, at, op_own));
-        }
-        false
+        self.pending.last().is_some_and(|last| self.device_rings() == [last.ring])
     }
 
-    fn is_in_ring(&self, at: u32) -> bool {
-        at.wrapping_sub(self.consumed) < self.ring.entries()
+    /// Entries of the ring that the device is in. If it may be in one of several, those of the
+    /// smallest.
+    pub fn device_entries(&self) -> u32 {
+        let rings = self.device_rings();
+        rings.iter().map(Ring::entries).min().unwrap_or_else(|| self.entries())
+    }
+
+    /// The rings of which the device is in one: several if it has moved and it is not known where.
+    fn device_rings(&self) -> Vec<Ring> {
+        let (mut ring, mut at, mut left) = (self.ring, self.consumed, self.pending.clone());
+        while !left.is_empty() {
+            let Some(mark) = mark_from(&ring, at) else { break };
+            at = mark.wrapping_add(1);
+            match after_mark(&left, at) {
+                Some(next) => ring = left.remove(next).ring,
+                None => return left.iter().map(|step| step.ring).collect(),
+            }
+        }
+        vec![ring]
     }
 
     /// Notes that the command failed, so that another resize may be prepared. The poller still
@@ -143,12 +150,7 @@ impl CompletionQueue {
     /// the command that succeeded, if one did: before its response, a move to any other ring would
     /// have left a mark there (`copy_resize_cqes` of drivers/infiniband/hw/mlx5/cq.c relies on it).
     fn ring_after_mark(&self) -> Option<usize> {
-        if self.pending.len() < 2 {
-            return Some(0);
-        }
-        let next = self.consumed.wrapping_add(1);
-        let written = self.pending.iter().position(|step| step.ring.written(next).is_some());
-        written.or_else(|| self.pending.iter().position(|step| !step.refused))
+        after_mark(&self.pending, self.consumed.wrapping_add(1))
     }
 
     /// Whether the next CQE is written, and is not a mark whose ring is unknown.
@@ -161,4 +163,27 @@ impl CompletionQueue {
 /// Whether the CQE with this last byte is the mark at which the device left the ring.
 pub(super) fn is_mark(op_own: OpOwn) -> bool {
     op_own.opcode() == CqeOpcode::RESIZE
+}
+
+/// The counter of the first mark in `ring` from counter `from` on.
+fn mark_from(ring: &Ring, from: u32) -> Option<u32> {
+    // Only entries with a CQE can have a mark: those of a compressed session have any bytes.
+    let mut at = from;
+    while at.wrapping_sub(from) < ring.entries() {
+        let op_own = ring.written(at)?;
+        if is_mark(op_own) {
+            return Some(at);
+        }
+        at = at.wrapping_add(entries_of(ring, at, op_own));
+    }
+    None
+}
+
+/// [`CompletionQueue::ring_after_mark`] in `steps`, for a mark before the counter `next`.
+fn after_mark(steps: &[Pending], next: u32) -> Option<usize> {
+    if steps.len() < 2 {
+        return Some(0);
+    }
+    let written = steps.iter().position(|step| step.ring.written(next).is_some());
+    written.or_else(|| steps.iter().position(|step| !step.refused))
 }

@@ -145,6 +145,25 @@ fn each_of_several_resizes_that_failed_is_followed() {
     }
 }
 
+/// A mark alone does not show which of several failed commands the device has executed.
+#[test]
+fn a_resize_has_begun_once_the_device_is_in_its_ring() {
+    for executes_last in [false, true] {
+        let mut cq = Cq::new(64, 64);
+        let sq = busy_send_queue(&cq, 8, 1);
+        let (first, last) = (refused(&mut cq, 16), refused(&mut cq, 32));
+        assert_eq!((cq.queue.resize_has_begun(), cq.queue.device_entries()), (false, 64));
+        let (ring, entries) = if executes_last { (last, 32) } else { (first, 16) };
+        move_to(&mut cq, ring, entries, &sq);
+        assert_eq!((cq.queue.resize_has_begun(), cq.queue.device_entries()), (false, 16));
+        cq.produce(Cqe::send(&sq.handle, 0));
+        let known = (cq.queue.resize_has_begun(), cq.queue.device_entries());
+        assert_eq!(known, (executes_last, entries));
+        assert_eq!(polled(&mut cq.queue), Ok(0));
+        assert_eq!((cq.queue.entries(), cq.queue.device_entries()), (entries, entries));
+    }
+}
+
 /// After a failed resize command, the poller follows a successful one before any completion
 /// arrives, whether or not the device executed the failed one.
 #[test]
