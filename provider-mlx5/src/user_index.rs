@@ -33,6 +33,9 @@ pub(crate) use handle::{RECEIVES, SENDS};
 /// Parts of the user indices: one for each value of their upper 8 bits.
 const PARTS: usize = if cfg!(loom) { 1 } else { 1 << 8 };
 
+/// Most blocks or entries of a queue. The device counts them in 16 bits.
+const MOST_ENTRIES: u32 = 1 << 16;
+
 /// User indices have 24 bits; the highest means "none" to the kernel (`MLX5_IB_DEFAULT_UIDX`).
 const LAST_NUMBER: u32 = (PLACES * PARTS) as u32 - 2;
 
@@ -110,6 +113,9 @@ pub enum RegisterError {
          polled"
     )]
     NoIndexLeft,
+    /// The shape has more entries than the device counts.
+    #[error("a queue has at most 65536 blocks of sends and 65536 receives")]
+    TooLarge,
     /// The SRQ is registered in another table, which may be freed before this one.
     #[error("the shared receive queue is registered in another table, of another context")]
     OtherTable,
@@ -162,6 +168,9 @@ impl UserIndexTable {
     ) -> Result<QueueHandle, RegisterError> {
         if receives.is_some_and(|srq| !srq.entry.is_in(self)) {
             return Err(RegisterError::OtherTable);
+        }
+        if shape.send_wqebbs.max(shape.recv_wqes) > MOST_ENTRIES {
+            return Err(RegisterError::TooLarge);
         }
         let tables = &self.0.tables;
         let mut control = lock(&self.0.control);

@@ -168,6 +168,20 @@ fn a_shared_receive_queue_of_another_table_is_refused() {
     assert_eq!(made, Err(RegisterError::OtherTable));
 }
 
+#[test]
+fn a_queue_of_more_entries_than_the_device_counts_is_refused() {
+    let table = UserIndexTable::new();
+    let register = |send_wqebbs, recv_wqes| {
+        let shape = Shape { send_wqebbs, recv_wqes, shared_receive: false };
+        table.register(shape, &[], None, 0).map(drop)
+    };
+    for most in [1 << 31, u32::MAX, (1 << 16) + 1] {
+        assert_eq!(register(most, 0), Err(RegisterError::TooLarge));
+        assert_eq!(register(0, most), Err(RegisterError::TooLarge));
+    }
+    assert_eq!(register(1 << 16, 1 << 16), Ok(()));
+}
+
 #[derive(Clone, Copy)]
 struct Panics;
 
