@@ -9,13 +9,13 @@ use std::error::Error;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
-use uverbs::cm::{Connection, Connector, Listener, Resources};
+use uverbs::cm::{Connection, Connector, Listener};
 use uverbs::cq::{CompletionOpcode, Status, WorkCompletion};
 use uverbs::layer::Safe;
 use uverbs::qp::PostFlags;
 use uverbs::qp_type::Rc;
-use uverbs::tokio::{AsyncCompletionChannel, AsyncListener, connect_with};
-use uverbs::{CompletionQueue, Context, PollError, SharedReceiveQueue, Slot, op};
+use uverbs::tokio::{AsyncCompletionQueue, AsyncListener, connect_with};
+use uverbs::{Context, ProtectionDomain, SharedReceiveQueue, Slot, op};
 
 const CLIENTS: u32 = 8;
 const MESSAGES: u32 = 50;
@@ -30,23 +30,21 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 struct Server {
     listener: AsyncListener<Safe, ()>,
-    channel: AsyncCompletionChannel,
     /// Connections by the numbers of their queue pairs.
     connections: HashMap<u32, Connection<Safe, ()>>,
     /// Messages of peers whose connections the listener has not returned yet. A peer sends as soon
     /// as it is connected, and may be given up later. The oldest message is dropped if there are
     /// many.
     early: VecDeque<(u32, Slot)>,
-    cq: CompletionQueue,
+    cq: AsyncCompletionQueue<Safe>,
     srq: SharedReceiveQueue,
     echoed: u32,
 }
 
 impl Server {
     fn new(context: &Context, address: SocketAddr) -> Result<Self, Failure> {
-        let channel = AsyncCompletionChannel::new(context.create_completion_channel()?)?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(2 * SLOTS).channel(channel.channel()).build()?;
+        let cq = context.create_cq(2 * SLOTS).build_async()?;
         let mut srq = pd.create_srq(SLOTS).build()?;
         let slab = pd.create_slab(SLOTS, BYTES)?;
         while let Some(slot) = slab.take() {
@@ -60,38 +58,26 @@ impl Server {
         })?;
         let listener = AsyncListener::new(listener)?;
         let (connections, early) = Default::default();
-        Ok(Self { listener, channel, connections, early, cq, srq, echoed: 0 })
+        Ok(Self { listener, connections, early, cq, srq, echoed: 0 })
     }
 
     /// Echoes until all clients have got all their messages.
     async fn serve(mut self) -> Result<u32, Failure> {
-        loop {
-            // A completion after this raises an event. Those before it are polled here.
-            self.cq.arm();
-            self.handle_completions()?;
-            if self.echoed == CLIENTS * MESSAGES {
-                return Ok(self.echoed);
-            }
+        while self.echoed < CLIENTS * MESSAGES {
             tokio::select! {
                 connection = self.listener.accept() => self.add(connection?)?,
-                event = self.channel.event() => event?.acknowledge(),
+                done = self.cq.completion() => {
+                    let (slot, done) = done?;
+                    self.handle(slot.ok_or("a completion without slot")?, &done)?;
+                }
             }
         }
+        Ok(self.echoed)
     }
 
     fn add(&mut self, connection: Connection<Safe, ()>) -> Result<(), Failure> {
         self.connections.insert(connection.qp.number(), connection);
         mem::take(&mut self.early).into_iter().try_for_each(|(qp, slot)| self.echo(qp, slot))
-    }
-
-    fn handle_completions(&mut self) -> Result<(), Failure> {
-        loop {
-            match self.cq.poll().map(|done| done.copied()) {
-                Ok((slot, done)) => self.handle(slot.ok_or("a completion without slot")?, &done)?,
-                Err(PollError::Empty) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
 
     fn handle(&mut self, slot: Slot, done: &WorkCompletion) -> Result<(), Failure> {
@@ -121,42 +107,34 @@ impl Server {
 
 /// A connected client that sleeps until a completion arrives.
 struct Client {
-    connection: Connection,
-    channel: AsyncCompletionChannel,
+    connection: Connection<Safe, AsyncCompletionQueue<Safe>>,
+    pd: ProtectionDomain,
 }
 
 impl Client {
     async fn connect(context: &Context, address: SocketAddr) -> Result<Self, Failure> {
-        let channel = AsyncCompletionChannel::new(context.create_completion_channel()?)?;
+        let pd = context.alloc_pd()?;
         let connector = Connector::new().context(context);
         let connecting = connect_with(&connector, address, |id| {
-            let pd = context.alloc_pd()?;
-            let cq = context.create_cq(4).channel(channel.channel()).build()?;
+            let cq = context.create_cq(4).build_async()?;
             let qp = id.create_qp::<Rc, _>(&pd, cq.handle(), cq.handle())?;
-            Ok((qp.max_send_wr(1).max_recv_wr(1).build()?, Resources { cq, pd }))
+            Ok((qp.max_send_wr(1).max_recv_wr(1).build()?, cq))
         });
-        let connection = connecting.await?;
-        Ok(Self { connection, channel })
+        Ok(Self { connection: connecting.await?, pd })
     }
 
     /// The next completion's slot.
     async fn next(&mut self) -> Result<Slot, Failure> {
-        let cq = &mut self.connection.resources.cq;
-        loop {
-            cq.arm();
-            match cq.poll().map(|done| done.copied()) {
-                Ok((Some(slot), done)) if done.status == Status::Success => return Ok(slot),
-                Ok((_, done)) => return Err(format!("{:?}", done.status).into()),
-                Err(PollError::Empty) => self.channel.event().await?.acknowledge(),
-                Err(error) => return Err(error.into()),
-            }
+        match self.connection.resources.completion().await? {
+            (Some(slot), done) if done.status == Status::Success => Ok(slot),
+            (_, done) => Err(format!("{:?}", done.status).into()),
         }
     }
 
     /// Sends messages and compares the echoes. The connection stays: an end that leaves may take
     /// along the acknowledgement of the last echo.
     async fn run(mut self, number: u32) -> Result<Self, Failure> {
-        let slab = self.connection.resources.pd.create_slab(2, BYTES)?;
+        let slab = self.pd.create_slab(2, BYTES)?;
         for round in 0..MESSAGES {
             let message = format!("message {round} of client {number}");
             let (receive, send) = (slab.take(), slab.take());

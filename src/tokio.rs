@@ -4,15 +4,12 @@
 //! ```no_run
 //! # async fn example() -> Result<(), uverbs::Error> {
 //! let context = uverbs::open_default()?;
-//! let mut cq = context.create_raw_cq(256).build_async()?;
-//! let completion = cq.completion().await?;
-//! # drop(completion);
+//! let mut cq = context.create_cq(256).build_async()?;
+//! let (slot, completion) = cq.completion().await?;
+//! # drop((slot, completion));
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! A task that waits for a queue of the safe layer arms it, polls, and awaits
-//! [`AsyncCompletionChannel::event`] if that found nothing: `examples/cm_tasks.rs`.
 //!
 //! # No wake-up is lost
 //! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits, so what
@@ -37,12 +34,14 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use crate::cm::{Channel, Connection, Connector, Event, Id, Listener};
 use crate::cq::builder::CqBuilder;
 use crate::cq::channel::{CompletionChannel, DetachedCqEvent};
+use crate::cq::poll::Completion;
 use crate::cq::{CompletionQueue, CqHandle, PollError, WorkCompletion};
 use crate::device::context::Context;
 use crate::device::events::DetachedEvent;
-use crate::device::layer::{Layer, Raw};
+use crate::device::layer::{Layer, Raw, Safe};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::system::{READABLE, Watched};
+use crate::memory::slot::Slot;
 use crate::qp::qp_type::Rc;
 use crate::qp::{QueuePair, Register};
 
@@ -246,12 +245,12 @@ impl AsyncEvents {
 
 /// A completion queue with a completion channel of its own, waited for by one task at a time.
 #[derive(Debug)]
-pub struct AsyncCompletionQueue {
-    queue: CompletionQueue<Raw>,
+pub struct AsyncCompletionQueue<L: Layer = Raw> {
+    queue: CompletionQueue<L>,
     channel: AsyncCompletionChannel,
 }
 
-impl CqBuilder<Raw> {
+impl<L: Layer> CqBuilder<L> {
     /// Creates a completion queue for tasks, with a channel of its own instead of any given before.
     ///
     /// # Errors
@@ -259,40 +258,58 @@ impl CqBuilder<Raw> {
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
-    pub fn build_async(self) -> Result<AsyncCompletionQueue> {
+    pub fn build_async(self) -> Result<AsyncCompletionQueue<L>> {
         let channel = self.context().create_completion_channel()?;
         let queue = self.channel(&channel).build()?;
         Ok(AsyncCompletionQueue { queue, channel: AsyncCompletionChannel::new(channel)? })
     }
 }
 
-impl AsyncCompletionQueue {
+impl<L: Layer> AsyncCompletionQueue<L> {
     /// What queue pairs hold of it.
-    pub fn handle(&self) -> &CqHandle<Raw> {
+    pub fn handle(&self) -> &CqHandle<L> {
         self.queue.handle()
     }
 
     /// The queue itself, to be polled without waiting. Its arming does no harm.
-    pub fn queue(&mut self) -> &mut CompletionQueue<Raw> {
+    pub fn queue(&mut self) -> &mut CompletionQueue<L> {
         &mut self.queue
     }
 
+    async fn take<T>(
+        &mut self,
+        poll: impl Fn(&mut CompletionQueue<L>) -> std::result::Result<T, PollError>,
+    ) -> Result<T> {
+        consume_budget().await;
+        let mut is_armed = false;
+        loop {
+            match poll(&mut self.queue) {
+                Err(PollError::Empty) if is_armed => self.channel.event().await?.acknowledge(),
+                Err(PollError::Empty) => self.queue.arm(),
+                result => return Ok(result?),
+            }
+            is_armed = !is_armed;
+        }
+    }
+}
+
+impl AsyncCompletionQueue<Safe> {
+    /// Waits for the next completion and its slot. Cancel safe: both are taken only to be returned.
+    ///
+    /// # Errors
+    /// When there will not be any more: the queue was overrun, or the device is gone.
+    pub async fn completion(&mut self) -> Result<(Option<Slot>, WorkCompletion)> {
+        self.take(|queue| queue.poll().map(Completion::copied)).await
+    }
+}
+
+impl AsyncCompletionQueue {
     /// Waits for the next completion. Cancel safe: a completion is taken only to be returned.
     ///
     /// # Errors
     /// When there will not be any more: the queue was overrun, or the device is gone.
     pub async fn completion(&mut self) -> Result<WorkCompletion> {
-        consume_budget().await;
-        loop {
-            if let Some(completion) = self.poll_now()? {
-                return Ok(completion);
-            }
-            self.queue.arm();
-            if let Some(completion) = self.poll_now()? {
-                return Ok(completion);
-            }
-            self.channel.event().await?.acknowledge();
-        }
+        self.take(|queue| queue.poll().map(|done| done.to_work_completion())).await
     }
 
     /// Waits until there is at least one completion and appends as many as there are, up to
@@ -309,14 +326,6 @@ impl AsyncCompletionQueue {
             out.push(completion.to_work_completion());
         }
         Ok(())
-    }
-
-    fn poll_now(&mut self) -> Result<Option<WorkCompletion>> {
-        match self.queue.poll() {
-            Ok(completion) => Ok(Some(completion.to_work_completion())),
-            Err(PollError::Empty) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
     }
 }
 

@@ -37,6 +37,29 @@ fn nop(qp: &mut raw::QueuePair<Rc>, wr_id: u64) {
     unsafe { qp.post_send(wr_id, op::Nop, (), SIGNALED).unwrap() };
 }
 
+#[tokio::test]
+async fn a_task_waits_for_slots() {
+    let context = common::open();
+    let pd = context.alloc_pd().unwrap();
+    let slab = pd.create_slab(2, 64).unwrap();
+    let mut cq = context.create_cq(16).build_async().unwrap();
+    let mut qp = pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap();
+    let itself = qp.endpoint();
+    qp.connect(&itself).unwrap();
+    qp.post_receive(slab.take().unwrap()).unwrap();
+    let soon = Duration::from_millis(10);
+    assert!(timeout(soon, cq.completion()).await.is_err(), "a wait that is given up takes nothing");
+    let mut slot = slab.take().unwrap();
+    slot.write(b"hello").unwrap();
+    qp.post_send(op::Send, slot, SIGNALED).unwrap();
+    for _ in 0..2 {
+        let done = timeout(common::PATIENCE, cq.completion()).await.expect("in time");
+        let (slot, completion) = done.unwrap();
+        assert_eq!((completion.status, &slot.unwrap()[..]), (Status::Success, &b"hello"[..]));
+    }
+    assert_eq!(slab.free(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wake_up_is_lost_between_two_tasks() {
     const ROUNDS: u64 = 3000;
