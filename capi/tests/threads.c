@@ -6,13 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#ifdef __GLIBC__
 /* Bytes of the heap that are in use. musl has no function for it, so the heap is not checked there. */
 static size_t used(void)
 {
+#ifdef __GLIBC__
 	return mallinfo2().uordblks;
-}
+#else
+	return 0;
 #endif
+}
 
 static volatile pid_t other;
 
@@ -115,22 +117,16 @@ static void many_events(void)
 	struct ibv_qp *qp = make_qp(cq, 4, 0);
 	const int count = 2000;
 	int i;
-#ifdef __GLIBC__
 	size_t before = 0;
-#endif
 
 	connect_to_itself(qp);
 	for (i = 0; i < count; i++) {
-#ifdef __GLIBC__
 		if (i == count / 2)
 			before = used();
-#endif
 		one_event(channel, cq, qp);
 		CHECK(wait_for(cq).status == IBV_WC_SUCCESS);
 	}
-#ifdef __GLIBC__
 	CHECK(used() < before + 16 * 1024);
-#endif
 	ibv_ack_cq_events(cq, count);
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
