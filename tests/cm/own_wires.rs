@@ -40,8 +40,10 @@ fn peers_on_a_switch_connect_by_the_addresses_of_their_stations() {
     // The server's replies are lost.
     sent.set_plan(FaultPlan::cut());
     let soon = connector.clone().timeout(Duration::from_millis(200));
+    let before = sent.counters().dropped;
     let error = soon.connect(to).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert!(sent.counters().dropped > before, "the server has answered");
     sent.set_plan(FaultPlan::default());
     let again = connector.timeout(PATIENCE).connect(to).unwrap();
 
