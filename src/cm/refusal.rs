@@ -158,7 +158,7 @@ fn port_taken(error: Error) -> Error {
     error
         .with_kind(ErrorKind::Busy)
         .because("another program or id of this machine has the port")
-        .cure_with("choose another port (0 is any free one), or end what has it")
+        .cure_with("choose another port (0 is any free one), or end that program or drop that id")
 }
 
 /// As [`explain`], for an id that resolves an address. The id is bound first, to `source` or, if

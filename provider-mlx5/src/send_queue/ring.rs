@@ -31,7 +31,7 @@ pub(super) struct SendRing {
     /// The work request ids, one per block of a ring of twice the size; then where requests end,
     /// see [`QueueState::set_send_end`].
     entries: *const AtomicU64,
-    /// Ids minus one.
+    /// Number of ids minus one.
     ids: u32,
     /// Blocks minus one.
     pub(super) mask: u32,

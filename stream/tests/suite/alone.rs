@@ -1,4 +1,5 @@
-//! Tests in a process of their own, because they take all descriptors or fork.
+//! Runs tests in a process of their own: those that use up all descriptors, fork, or measure the
+//! memory of the process.
 
 use std::fs::File;
 use std::process::Command;

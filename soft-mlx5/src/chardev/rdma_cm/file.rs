@@ -45,8 +45,8 @@ impl CmFile {
         state.queues.get(&self.number).map_or(-1, |queue| queue.kept().as_raw_fd())
     }
 
-    /// The number of a command's error. [`Errno`] cannot hold [`CmaError::NOT_SUPPORTED`], the
-    /// answer to joining some groups, and no other.
+    /// The number of a command's error. [`Errno`] has no variant for [`CmaError::NOT_SUPPORTED`],
+    /// the only number that the kernel answers without one: `UnknownErrno` is in its place.
     pub fn errno_number(errno: Errno) -> i32 {
         match errno {
             Errno::UnknownErrno => CmaError::NOT_SUPPORTED.0,
@@ -87,7 +87,7 @@ impl CmFile {
         }
     }
 
-    /// Makes the descriptor readable if events wait, and else not.
+    /// Makes the descriptor readable if there are events, and otherwise not readable.
     fn show_to(&self, descriptor: BorrowedFd<'_>) {
         if let Some(queue) = self.host.shared.lock().queues.get_mut(&self.number) {
             queue.show_to(descriptor);

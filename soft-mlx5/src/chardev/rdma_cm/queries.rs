@@ -28,14 +28,14 @@ impl Call<'_> {
         }
     }
 
-    /// All paths are counted. Only those are written that leave room in the response, which is the
-    /// kernel's test (`ucma_query_path`).
+    /// All paths are counted. A path is written only if the response is longer than it needs, which
+    /// is the kernel's test (`ucma_query_path`).
     fn query_path(&self, response: u64, id: CmaId) -> Result<(), Errno> {
         self.need(size_of::<QueryPathResp>())?;
         let path = self.state.cma.query_path(id).map_err(errno)?;
-        let room = self.output - size_of::<QueryPathResp>();
+        let length = self.output - size_of::<QueryPathResp>();
         let head = QueryPathResp { num_paths: path.is_some().into(), reserved: 0 };
-        let path = path.filter(|_| room > size_of::<PathRecData>());
+        let path = path.filter(|_| length > size_of::<PathRecData>());
         let mut bytes = head.as_bytes().to_vec();
         bytes.extend(path.iter().flat_map(|path| path.as_bytes()));
         self.memory.write(response, &bytes)

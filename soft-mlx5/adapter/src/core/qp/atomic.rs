@@ -131,7 +131,7 @@ impl AtomicRequest {
 pub(super) struct ExecutedAtomics(VecDeque<(Psn, u64)>);
 
 impl ExecutedAtomics {
-    /// Adds an atomic and the value before it. At most `depth` are kept.
+    /// Adds an atomic and the value before it. The last `depth` are kept, and at least one.
     pub(super) fn add(&mut self, psn: Psn, original: u64, depth: usize) {
         if self.0.len() >= depth {
             self.0.pop_front();
