@@ -97,6 +97,11 @@ impl Reach {
         }
     }
 
+    /// Whether the device is on the network of the machine's software devices.
+    pub(crate) fn is_machines_network(&self) -> bool {
+        matches!(self, Self::Network(_))
+    }
+
     /// Whether neighbours are other processes' devices, and not what a program's own wire leads to.
     pub(crate) fn leads_to_processes(&self) -> bool {
         matches!(self, Self::Network(_) | Self::Routed(_))

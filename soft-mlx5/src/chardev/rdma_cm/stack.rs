@@ -10,6 +10,7 @@ use super::directory;
 use crate::chardev::SoftDevice;
 use crate::chardev::device::options::{GidType, Options};
 use crate::packet::{Addressing, Gid};
+use crate::runtime;
 use crate::wire::{Interface as NetInterface, Place, Station, gid_of as gid_at};
 use uverbs_soft_cm::cma::{
     Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
@@ -46,8 +47,7 @@ impl Stack {
 
     /// Lists a listener that 127.0.0.1 or ::1 leads to.
     pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Vec<OwnedFd> {
-        let station = self.devices.first().and_then(|device| device.shared.options().station());
-        match (cma.binding(id).filter(|_| self.is_on_network()), station) {
+        match (cma.binding(id), self.on_network().and_then(|device| self.station_of(device))) {
             (Some((space, binding)), Some(station)) => directory::publish(space, binding, station),
             _ => Vec::new(),
         }
@@ -58,26 +58,46 @@ impl Stack {
     /// # Errors
     /// See [`directory::claim`].
     pub(super) fn claim(&self, cma: &Cma, id: CmaId) -> Result<Vec<OwnedFd>, CmaError> {
-        match cma.binding(id).filter(|_| self.is_on_network()) {
+        match cma.binding(id).filter(|_| self.leads_to_processes()) {
             Some((space, binding)) => directory::claim(space, binding),
             None => Ok(Vec::new()),
         }
     }
 
-    /// The station of a listener of any process, if processes are reached.
+    /// The station of a listener of any process, if the stations of processes are reached.
     fn listener_of_machine(&self, space: PortSpace, to: SocketAddr) -> Option<Station> {
-        if self.is_on_network() { directory::find(space, to) } else { None }
+        self.on_network().and_then(|_| directory::find(space, to))
     }
 
-    fn is_on_network(&self) -> bool {
+    fn numbers(&self) -> impl Iterator<Item = DeviceNumber> {
+        (0..self.devices.len()).filter(|device| self.options(*device).is_some())
+    }
+
+    fn station_of(&self, device: DeviceNumber) -> Option<Station> {
+        self.options(device)?.station()
+    }
+
+    fn leads_to_processes(&self) -> bool {
         self.devices.iter().any(|device| device.shared.reach().leads_to_processes())
     }
 
+    /// Whether a device is on the network of the machine's software devices.
+    fn is_on_network(&self, device: DeviceNumber) -> bool {
+        self.devices[device].shared.reach().is_machines_network()
+    }
+
+    /// The first such device.
+    fn on_network(&self) -> Option<DeviceNumber> {
+        self.numbers().find(|device| self.is_on_network(*device))
+    }
+
+    /// The device at 127.0.0.1 and ::1: one that other processes reach there, if there is any.
+    fn at_loopback(&self) -> Result<DeviceNumber, CmaError> {
+        self.on_network().or_else(|| self.numbers().next()).ok_or(NO_DEVICE)
+    }
+
     fn find(&self, station: Station) -> Option<DeviceNumber> {
-        let is_one = |device: &DeviceNumber| {
-            self.options(*device).is_some_and(|options| options.station() == Some(station))
-        };
-        (0..self.devices.len()).find(is_one)
+        self.numbers().find(|device| self.station_of(*device) == Some(station))
     }
 
     /// The device at an address of an interface.
@@ -109,6 +129,11 @@ impl Stack {
     /// The device at the address that the machine's routes would send from, else the first that
     /// has a way there.
     fn first_towards(&self, to: IpAddr) -> Option<DeviceNumber> {
+        // The machine has routes from each interface to loopback addresses, but a device there does
+        // not reach the stations.
+        if station_at(to).is_some() && self.on_network().is_some() {
+            return None;
+        }
         let preferred = source_towards(to).and_then(|source| self.find_at(source));
         let reaches = |device: &DeviceNumber| {
             let own = self.options(*device).and_then(interface_of);
@@ -117,6 +142,47 @@ impl Stack {
             })
         };
         preferred.or_else(|| (0..self.devices.len()).find(reaches))
+    }
+
+    /// The route to the listener of a port, in whatever process; else to the device itself.
+    fn route_to_machine(
+        &self,
+        source: Option<IpAddr>,
+        to: SocketAddr,
+        space: PortSpace,
+    ) -> Result<Route, CmaError> {
+        let listener = self.listener_of_machine(space, to);
+        let device = match (source, listener.and_then(|station| self.find(station))) {
+            (Some(source), _) => self.interface_of(source)?.device,
+            (None, Some(own)) => own,
+            (None, None) => self.at_loopback()?,
+        };
+        match self.options(device).and_then(interface_of) {
+            Some(own) if own.ip().is_ipv4() == to.is_ipv4() => {
+                let addressing = Addressing::roce(own.gid(), own.gid());
+                let addressing = Addressing { hop_limit: HOP_LIMIT, ..addressing };
+                Ok(Route { device, source: source.unwrap_or(own.ip()), addressing })
+            }
+            _ => {
+                let listener = listener.filter(|_| self.is_on_network(device));
+                self.route_between_stations(device, source, listener, to.ip())
+            }
+        }
+    }
+
+    /// The route from a device to a station of the same network; without one, to itself.
+    fn route_between_stations(
+        &self,
+        device: DeviceNumber,
+        source: Option<IpAddr>,
+        destination: Option<Station>,
+        to: IpAddr,
+    ) -> Result<Route, CmaError> {
+        let options = self.options(device).ok_or(NO_DEVICE)?;
+        let own = options.station().ok_or(NO_DEVICE)?;
+        let source = source.unwrap_or_else(|| address_of(own, to));
+        let addressing = addressing(options, own, destination.unwrap_or(own), to);
+        Ok(Route { device, source, addressing })
     }
 
     /// To a group packets need no neighbour.
@@ -142,9 +208,16 @@ impl Stack {
         if let Some(source) = source {
             return Ok(self.interface_of(source)?.device);
         }
-        let own = destination.and_then(|station| self.find(station));
-        let first = || (0..self.devices.len()).find(|device| self.options(*device).is_some());
-        own.or_else(first).ok_or(NO_DEVICE)
+        let Some(station) = destination else {
+            return self.numbers().next().ok_or(NO_DEVICE);
+        };
+        let reaches = |device: &DeviceNumber| {
+            let reach = self.devices[*device].shared.reach();
+            self.is_on_network(*device) && reach.has_station(station, runtime::now())
+        };
+        let own = self.find(station).or_else(|| self.numbers().find(reaches));
+        own.or_else(|| self.numbers().find(|device| self.station_of(*device).is_some()))
+            .ok_or(NO_DEVICE)
     }
 }
 
@@ -157,7 +230,7 @@ impl Addresses for Stack {
     fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
         if address.is_loopback() && is_machine(address) {
             // The devices' interface is the loopback interface, and this is its address.
-            let device = self.way_out(None, None)?;
+            let device = self.at_loopback()?;
             let options = self.options(device).ok_or(NO_DEVICE)?;
             return Ok(Interface { device, gid: gid_of(options, address) });
         }
@@ -180,26 +253,18 @@ impl Addresses for Stack {
         to: SocketAddr,
         space: PortSpace,
     ) -> Result<Route, CmaError> {
+        if is_machine(to.ip()) {
+            return self.route_to_machine(source, to, space);
+        }
         if let Some(route) = self.route_outside(source, to.ip()) {
             return route;
         }
         if to.ip().is_multicast() {
             return self.route_to_group(source, to.ip());
         }
-        let is_any = is_machine(to.ip());
-        let destination = match is_any {
-            true => self.listener_of_machine(space, to),
-            false => station_at(to.ip()),
-        };
-        if destination.is_none() && !is_any {
-            return Err(NO_ROUTE);
-        }
-        let device = self.way_out(source, destination)?;
-        let options = self.options(device).ok_or(NO_DEVICE)?;
-        let own = options.station().ok_or(NO_DEVICE)?;
-        let destination = destination.unwrap_or(own);
-        let source = source.unwrap_or_else(|| address_of(own, to.ip()));
-        Ok(Route { device, source, addressing: addressing(options, own, destination, to.ip()) })
+        let destination = station_at(to.ip()).ok_or(NO_ROUTE)?;
+        let device = self.way_out(source, Some(destination))?;
+        self.route_between_stations(device, source, Some(destination), to.ip())
     }
 
     fn answers(&self, now: u64, device: DeviceNumber, to: &Addressing) -> bool {

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 use super::{Client, host, host_on_network};
 use crate::chardev::{RdmaCm, SoftDevice};
-use crate::wire::{Carrier, Link, Network, Waker};
+use crate::wire::{Carrier, Link, Network, NoWire, Station, Waker};
 
 pub(super) const ADDRESS: [u8; 4] = [127, 20, 0, 1];
 
@@ -528,6 +528,42 @@ fn the_loopback_address_leads_to_the_listener_of_the_port() {
         server.expect(EventType::CONNECT_REQUEST);
         client.destroy(id).unwrap();
         server.destroy(listener).unwrap();
+    }
+}
+
+/// The process's first device is on a wire of the program's own, and the second one on the network.
+#[test]
+fn the_loopback_address_is_that_of_the_device_on_the_network() {
+    let station = Station::new(ADDRESS.into()).unwrap();
+    let on_switch = SoftDevice::builder("own")
+        .wire(Box::new(NoWire), Waker::new().unwrap().into(), station)
+        .build()
+        .unwrap();
+    let [(other, others), (_, _)] = two_hosts();
+    let on_network = SoftDevice::builder("network").build().unwrap();
+    let own = on_network.gids().iter().find_map(|entry| entry.gid.to_ipv4()).unwrap().octets();
+    let mixed = RdmaCm::new(&[on_switch, on_network]).unwrap();
+    let (mixed, other) = (Client::open(&mixed), Client::open(&other));
+    let (any, loopback) = ([0; 4], [127, 0, 0, 1]);
+    let port = 40_000 + std::process::id() as u16 % 10_000;
+    for (server, client, station) in [(&other, &mixed, others), (&mixed, &other, own)] {
+        for (at, from, to) in
+            [(any, None, loopback), (loopback, Some(loopback), loopback), (any, None, station)]
+        {
+            let listener = server.create(PortSpace::TCP, 77);
+            server.bind(listener, at, port).unwrap();
+            server.listen(listener, 8);
+            let id = client.create(PortSpace::TCP, 88);
+            from.into_iter().for_each(|from| client.bind(id, from, 0).unwrap());
+            client.resolve_at(id, to, port);
+            client.connect(id, 1, 0).unwrap();
+            let request = server.expect(EventType::CONNECT_REQUEST);
+            establish(server, request.id, client, id);
+            client.destroy(id).unwrap();
+            server.expect(EventType::DISCONNECTED);
+            server.destroy(request.id).unwrap();
+            server.destroy(listener).unwrap();
+        }
     }
 }
 
