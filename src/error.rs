@@ -84,7 +84,7 @@ impl ErrorKind {
 struct Details {
     verb: &'static str,
     kind: ErrorKind,
-    errno: Errno,
+    errno: i32,
     from_os: bool,
     asked: String,
     cause: String,
@@ -140,8 +140,8 @@ impl fmt::Display for Details {
             write!(f, " ({})", self.asked)?;
         }
         if self.from_os {
-            let errno = self.errno;
-            write!(f, ": {} ({errno:?}, errno {})", errno.desc(), errno as i32)?;
+            let errno = Errno::from_raw(self.errno);
+            write!(f, ": {} ({errno:?}, errno {})", errno.desc(), self.errno)?;
         }
         if !self.cause.is_empty() {
             write!(f, ": {}", self.cause)?;
@@ -159,7 +159,7 @@ impl Error {
         Self(Box::new(Details {
             verb,
             kind,
-            errno: kind.default_errno(),
+            errno: kind.default_errno() as i32,
             from_os: false,
             asked: String::new(),
             cause: cause.into(),
@@ -178,16 +178,22 @@ impl Error {
 
     /// An errno that the kernel gave for `verb`, with the cause and the cure where they are known.
     pub(crate) fn os(verb: &'static str, errno: Errno) -> Self {
+        Self::raw(verb, errno as i32)
+    }
+
+    /// As [`Error::os`]. The kernel also gives numbers that C has no name for, as ENOTSUPP (524).
+    pub(crate) fn raw(verb: &'static str, number: i32) -> Self {
+        let errno = if number == 524 { Errno::EOPNOTSUPP } else { Errno::from_raw(number) };
         let (cause, cure) = diagnose(verb, errno);
         Self(Box::new(Details {
             verb,
             kind: ErrorKind::of(errno),
-            errno,
+            errno: number,
             from_os: true,
             asked: String::new(),
             cause,
             cure,
-            source: Some(Arc::new(io::Error::from_raw_os_error(errno as i32))),
+            source: Some(Arc::new(io::Error::from_raw_os_error(number))),
         }))
     }
 
@@ -195,7 +201,7 @@ impl Error {
     /// gets the errno of its kind.
     pub(crate) fn io(verb: &'static str, error: &io::Error) -> Self {
         if let Some(errno) = error.raw_os_error() {
-            return Self::os(verb, Errno::from_raw(errno));
+            return Self::raw(verb, errno);
         }
         let kind = match error.kind() {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -206,7 +212,7 @@ impl Error {
             _ => ErrorKind::Refused,
         };
         let mut found = Self::new(verb, kind, error.to_string());
-        found.0.errno = errno_of(error.kind());
+        found.0.errno = errno_of(error.kind()) as i32;
         found
     }
 
@@ -263,7 +269,7 @@ impl Error {
     /// The errno value: the kernel's own, or the one that fits where this library refused by
     /// itself.
     pub fn errno(&self) -> i32 {
-        self.0.errno as i32
+        self.0.errno
     }
 
     /// Whether the errno came from the kernel (or the software device) rather than from this
@@ -303,7 +309,7 @@ impl From<PostError> for Error {
             _ => (ErrorKind::InvalidInput, Errno::EINVAL),
         };
         let mut made = Self::new("post", kind, error.to_string()).with_source(error);
-        made.0.errno = errno;
+        made.0.errno = errno as i32;
         made
     }
 }

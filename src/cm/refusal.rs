@@ -96,7 +96,7 @@ impl From<Rejection> for Error {
 
 /// The error of an event's status, a negative errno.
 pub(super) fn failed(verb: &'static str, status: i32) -> Error {
-    explain(Error::os(verb, Errno::from_raw(status.saturating_neg())), None)
+    explain(Error::raw(verb, status.saturating_neg()), None)
 }
 
 /// Adds cause and cure to the kernel's error about an address.

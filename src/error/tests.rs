@@ -84,6 +84,19 @@ fn errors_of_files_tell_of_no_device() {
 }
 
 #[test]
+fn an_errno_that_c_has_no_name_for_keeps_its_number() {
+    for (number, kind) in [(524, ErrorKind::Unsupported), (4094, ErrorKind::Refused)] {
+        let error = Error::io("create_qp", &io::Error::from_raw_os_error(number));
+        assert_eq!((error.errno(), error.kind()), (number, kind), "{error}");
+        assert!(error.is_from_kernel() && error.to_string().contains(&number.to_string()));
+        let system = io::Error::from(error);
+        let source = std::error::Error::source(system.get_ref().unwrap()).unwrap();
+        let source = source.downcast_ref::<io::Error>().unwrap();
+        assert_eq!(source.raw_os_error(), Some(number));
+    }
+}
+
+#[test]
 fn kinds_follow_the_errno() {
     assert_eq!(Error::os("get_event", Errno::EAGAIN).kind(), ErrorKind::WouldBlock);
     assert_eq!(Error::os("dealloc_pd", Errno::EBUSY).kind(), ErrorKind::Busy);

@@ -1,10 +1,10 @@
 //! Commands: from a typed request through the channel to a typed answer.
 
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use nix::errno::Errno;
 use uverbs_uapi::enums::DriverId;
 use uverbs_uapi::objects::device::invoke_write;
 use uverbs_uapi::objects::{Attr, Method, kind};
@@ -79,7 +79,7 @@ impl Commands {
     /// Sends a request.
     pub(crate) fn send<M>(&self, verb: &'static str, request: &mut Request<'_, M>) -> Result<()> {
         self.require_opener(verb)?;
-        self.send_raw(request).map_err(|errno| self.explain(verb, errno))
+        self.send_raw(verb, request).map_err(|error| self.explain(error))
     }
 
     /// Sends a request that creates an object, and returns its handle.
@@ -152,9 +152,8 @@ impl Commands {
     /// Commands fail with EIO or ENODEV once the device is gone. They also do if the firmware fails
     /// and all objects still exist, so neither the errno nor the number of failures proves that the
     /// device is gone.
-    fn explain(&self, verb: &'static str, errno: Errno) -> Error {
-        let error = Error::os(verb, errno);
-        if !matches!(errno, Errno::EIO | Errno::ENODEV) {
+    fn explain(&self, error: Error) -> Error {
+        if !matches!(error.errno(), libc::EIO | libc::ENODEV) {
             return error;
         }
         if self.removal.get().is_none_or(|removal| removal.device_is_gone()) {
@@ -169,17 +168,16 @@ impl Commands {
             )
     }
 
-    fn send_raw<M>(&self, request: &mut Request<'_, M>) -> std::result::Result<(), Errno> {
+    fn send_raw<M>(&self, verb: &'static str, request: &mut Request<'_, M>) -> Result<()> {
         let mut tries = 0;
         loop {
-            let result = self.channel.ioctl(Call::new(request));
-            match result {
-                Err(Errno::EINTR) if tries < INTERRUPTED_TRIES => tries += 1,
+            match self.channel.ioctl(Call::new(request)) {
+                Err(error) if is_interrupted(&error) && tries < INTERRUPTED_TRIES => tries += 1,
                 Ok(()) => {
                     request.mark_executed();
                     return Ok(());
                 }
-                Err(errno) => return Err(errno),
+                Err(error) => return Err(Error::io(verb, &error)),
             }
         }
     }
@@ -268,9 +266,9 @@ impl Commands {
     pub(crate) fn require_invoke_write(&self) -> Result<()> {
         let mut probe = self.request::<invoke_write::Call>();
         probe.constant(invoke_write::WRITE_CMD, WriteCmd::QUERY_DEVICE.0);
-        match self.send_raw(&mut probe) {
-            Err(errno @ (Errno::ENOTTY | Errno::EPROTONOSUPPORT)) => {
-                Err(Error::os("open_device", errno)
+        match self.send_raw("open_device", &mut probe) {
+            Err(error) if matches!(error.errno(), libc::ENOTTY | libc::EPROTONOSUPPORT) => {
+                Err(error
                     .with_kind(ErrorKind::KernelTooOld)
                     .because("the kernel does not carry write commands in the verbs ioctl")
                     .cure_with("use Linux 5.0 or later"))
@@ -278,6 +276,10 @@ impl Commands {
             _ => Ok(()),
         }
     }
+}
+
+fn is_interrupted(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
 }
 
 fn too_long(verb: &'static str, error: &uverbs_uapi::request::TooLong) -> Error {

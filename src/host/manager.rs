@@ -100,7 +100,7 @@ impl Manager {
             #[cfg(feature = "soft")]
             Node::Soft(file, descriptor) => command.send_soft(file, descriptor.as_fd()),
         };
-        sent.map_err(|errno| Error::os(verb, errno))
+        sent.map_err(|error| Error::io(verb, &error))
     }
 
     /// Waits until an event can be fetched, `timeout` at most; whether one can.

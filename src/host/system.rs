@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::io;
 use std::marker::PhantomData;
 use std::net::{Ipv4Addr, Ipv6Addr};
 #[cfg(feature = "tokio")]
@@ -41,22 +42,27 @@ impl<'r> Call<'r> {
     }
 
     /// Sends it to the kernel.
-    pub(super) fn send(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(super) fn send(self, file: BorrowedFd<'_>) -> io::Result<()> {
         // SAFETY: a `Request` is a well-formed header with its attributes; every pointer in it
         // comes from a reference that it borrows until its end, with that reference's length.
         // Memory that commands hand over by address (queues, doorbell records, registered memory)
         // is the concern of the object types that fill them in, which keep it until the object is
         // destroyed.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), RDMA_VERBS_IOCTL as _, self.header) };
-        Errno::result(result).map(drop)
+        done(result)
     }
 
     /// Sends it to the software device.
     #[cfg(feature = "soft")]
-    pub(super) fn send_soft(self, file: &OpenFile) -> Result<(), Errno> {
+    pub(super) fn send_soft(self, file: &OpenFile) -> io::Result<()> {
         // SAFETY: as for `send`.
-        unsafe { file.ioctl(self.header) }
+        Ok(unsafe { file.ioctl(self.header) }?)
     }
+}
+
+/// The result of a system call. An [`Errno`] would lose the numbers that C has no name for.
+fn done(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A complete command for the connection manager, as `write(2)` takes it.
@@ -73,20 +79,21 @@ impl<'r> Written<'r> {
     }
 
     /// Writes it to the kernel's node.
-    pub(super) fn send(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(super) fn send(self, file: BorrowedFd<'_>) -> io::Result<()> {
         let bytes = self.message.as_bytes();
         // SAFETY: the only memory that the command names is borrowed exclusively until the end of
         // this call, and its header says how long that memory is.
         let result = unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
-        Errno::result(result).map(drop)
+        done(result as _)
     }
 
     /// Writes it to the software device's node.
     #[cfg(feature = "soft")]
-    pub(super) fn send_soft(self, file: &CmFile, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(super) fn send_soft(self, file: &CmFile, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let bytes = self.message.as_bytes();
         // SAFETY: as for `send`.
-        unsafe { file.write(descriptor, bytes.as_ptr(), bytes.len()) }.map(drop)
+        let written = unsafe { file.write(descriptor, bytes.as_ptr(), bytes.len()) };
+        written.map(drop).map_err(|errno| io::Error::from_raw_os_error(CmFile::errno_number(errno)))
     }
 }
 

@@ -129,6 +129,11 @@ fn a_join_of_an_address_that_is_not_a_group_is_refused() {
     id.bind(address).unwrap();
     let error = id.join("127.0.0.1:5".parse().unwrap(), JoinMode::FullMember).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    // ENOTSUPP, which C has no name for (`cma_iboe_join_multicast`).
+    let six = channel.create_id(PortSpace::Udp).unwrap();
+    six.bind("[::1]:0".parse().unwrap()).unwrap();
+    let error = six.join("[ff0e::1]:5".parse().unwrap(), JoinMode::FullMember).unwrap_err();
+    assert_eq!((error.errno(), error.kind()), (524, ErrorKind::Unsupported), "{error}");
     let tcp = channel.create_id(PortSpace::Tcp).unwrap();
     tcp.resolve_address(None, listener(&context, address, PortSpace::Tcp).2, PATIENCE).unwrap();
     let group = "239.1.2.3:0".parse().unwrap();

@@ -123,7 +123,7 @@ fn cannot_open(node: &Path, error: &io::Error) -> Error {
 }
 
 impl Channel for KernelChannel {
-    fn ioctl(&self, call: Call<'_>) -> std::result::Result<(), Errno> {
+    fn ioctl(&self, call: Call<'_>) -> io::Result<()> {
         call.send(self.file.as_fd())
     }
 

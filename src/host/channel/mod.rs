@@ -65,7 +65,7 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The errno that the kernel would give.
-    fn ioctl(&self, call: Call<'_>) -> Result<(), Errno>;
+    fn ioctl(&self, call: Call<'_>) -> io::Result<()>;
 
     /// Maps `length` bytes of the device at file offset `offset`, shared.
     ///

@@ -109,7 +109,7 @@ pub(crate) struct SoftChannel {
 }
 
 impl Channel for SoftChannel {
-    fn ioctl(&self, call: Call<'_>) -> std::result::Result<(), Errno> {
+    fn ioctl(&self, call: Call<'_>) -> io::Result<()> {
         call.send_soft(&self.file)
     }
 

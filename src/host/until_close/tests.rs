@@ -25,8 +25,8 @@ use child::{Outcome, in_child};
 struct Plain(File);
 
 impl Channel for Plain {
-    fn ioctl(&self, _: Call<'_>) -> Result<(), Errno> {
-        Err(Errno::ENOTTY)
+    fn ioctl(&self, _: Call<'_>) -> io::Result<()> {
+        Err(Errno::ENOTTY.into())
     }
 
     fn mmap(&self, _: usize, _: Access, _: u64) -> Result<Mapping, Errno> {
