@@ -12,6 +12,7 @@ mod server;
 mod stalls;
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use crate::args::{Measure, Perf};
@@ -39,13 +40,16 @@ pub(crate) fn run(arguments: &Perf) -> Outcome {
 
 /// Fails if the picture cannot be written, before anything is measured for it.
 fn check_picture(path: &Path) -> Outcome {
-    // A link to a file that does not exist yet is kept: removing it would lose it.
-    let is_new = path.symlink_metadata().is_err();
+    let found = path.metadata();
+    if found.as_ref().is_ok_and(|file| file.file_type().is_fifo()) {
+        // Opening it would wait for a reader.
+        return Ok(());
+    }
     let opened = OpenOptions::new().append(true).create(true).open(path);
     opened.context(|| format!("cannot write {}", path.display()))?;
-    if is_new {
-        // Only the results leave a file.
-        let _ = fs::remove_file(path);
+    if found.is_err() {
+        // Only the results leave a file. A link to it stays.
+        let _ = path.canonicalize().and_then(fs::remove_file);
     }
     Ok(())
 }

@@ -172,3 +172,20 @@ fn a_picture_that_cannot_be_written_fails_before_the_measurement() {
     run(&["perf", "lat", "127.0.0.1", "--port", "1", "--plot", path]).failure(1, "cannot reach");
     assert!(!picture.exists(), "nothing was measured");
 }
+
+/// The check before the measurement waits for no reader of a FIFO, and leaves no file behind a
+/// link.
+#[test]
+fn a_picture_is_checked_without_opening_a_fifo_or_filling_a_link() {
+    let scratch = Scratch::new("odd-pictures");
+    let (fifo, link) = (scratch.path().join("fifo"), scratch.path().join("link"));
+    let target = scratch.path().join("target.svg");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    std::os::unix::fs::symlink(&target, &link).expect("a link");
+    for path in [&fifo, &link] {
+        let path = path.to_str().expect("a path");
+        let ended = run(&["perf", "lat", "127.0.0.1", "--port", "1", "--plot", path]);
+        ended.failure(1, "cannot reach");
+    }
+    assert!(link.is_symlink() && !target.exists(), "nothing was measured");
+}
