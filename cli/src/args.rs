@@ -162,7 +162,7 @@ pub(crate) struct Doctor {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeviceChoice {
     /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device that
-    /// works, or soft if the kernel has none]
+    /// works, or soft if the kernel has none; capture and replay take soft only if it is named]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Index into the port's GID table [default: chosen as `uverbs info` says]

@@ -38,13 +38,31 @@ impl Chosen {
     }
 }
 
+/// How a message says that the software device has to be asked for.
+const CURE: &str = "--device soft takes the software device";
+
 /// Opens the requested device, else the first mlx5 device that works. Without any mlx5 device, it
 /// opens the software device.
 pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
+    choose_or(choice, |why| {
+        Ok((uverbs::device("soft")?.open()?, format!("{why}; uverbs info shows more")))
+    })
+}
+
+/// As [`choose`], for frames of a network: the software device has them only if it was asked for.
+pub(crate) fn choose_network(choice: &DeviceChoice) -> Outcome<Chosen> {
+    choose_or(choice, |why| Err(Failure::failed(format!("{why}; {CURE}"))))
+}
+
+/// `without` an mlx5 device and a request for another one gets the reason for having none.
+fn choose_or(
+    choice: &DeviceChoice,
+    without: impl FnOnce(&str) -> Outcome<(Context, String)>,
+) -> Outcome<Chosen> {
     let (context, why) = match (&choice.address, named(choice.device.as_deref())) {
         (Some(address), _) => at(address, choice.device.as_deref())?,
         (None, Some((name, why))) => (uverbs::device(&name)?.open()?, why),
-        (None, None) => first_usable()?,
+        (None, None) => first_usable(without)?,
     };
     let (port, attributes) = active_port(&context)?;
     let gid = context.choose_gid(port, choice.gid_index.map(u32::from))?;
@@ -82,7 +100,9 @@ fn named(requested: Option<&str>) -> Option<(String, String)> {
 
 /// A user whose adapter does not work expects no other device: with an unusable mlx5 device and no
 /// usable one, this is an error.
-fn first_usable() -> Outcome<(Context, String)> {
+fn first_usable(
+    without: impl FnOnce(&str) -> Outcome<(Context, String)>,
+) -> Outcome<(Context, String)> {
     let all = uverbs::devices();
     let (other, mlx5): (Vec<_>, Vec<_>) = all.iter().partition(|device| is_foreign(device));
     let mut failures = Vec::new();
@@ -93,15 +113,12 @@ fn first_usable() -> Outcome<(Context, String)> {
         }
     }
     if !failures.is_empty() {
-        let failures = failures.join("; ");
-        let cure = "--device soft takes the software device";
-        return Err(Failure::failed(format!("{failures}; {cure}")));
+        return Err(Failure::failed(format!("{}; {CURE}", failures.join("; "))));
     }
-    let why = match other.as_slice() {
+    without(&match other.as_slice() {
         [] => "the kernel has no RDMA device".to_owned(),
         other => format!("the kernel's devices are not mlx5: {}", names(other)),
-    };
-    Ok((uverbs::device("soft")?.open()?, format!("{why}; uverbs info shows more")))
+    })
 }
 
 /// A failure, which may name the device itself.

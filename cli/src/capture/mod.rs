@@ -14,7 +14,7 @@ use uverbs::ethernet::{Clock, FrameError, RxBuilder, RxQueue, Timed};
 use uverbs::{Context, ErrorKind, Flow};
 
 use crate::args::Capture;
-use crate::device::{Chosen, DeviceReport, choose};
+use crate::device::{Chosen, DeviceReport, choose_network};
 use crate::failure::{Failure, Outcome};
 use crate::output::{print, print_json};
 use files::Files;
@@ -33,7 +33,7 @@ const SLEEP: Duration = Duration::from_millis(50);
 pub(crate) fn run(arguments: &Capture) -> Outcome {
     // Before the device has threads, because they inherit the set of blocked signals.
     let stop = Stop::new()?;
-    let chosen = choose(&arguments.choice)?;
+    let chosen = choose_network(&arguments.choice)?;
     let builder = chosen.context.alloc_pd()?.create_rx_queue(arguments.depth);
     let builder = builder.port(chosen.port).frame_bytes(arguments.frame_bytes);
     let builder = if arguments.rule.is_counted() { builder.count_matches() } else { builder };

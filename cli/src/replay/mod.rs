@@ -12,7 +12,7 @@ use uverbs::ethernet::recording::{Recorded, Recording};
 
 use crate::args::Replay;
 use crate::capture::{Stop, require_ethernet};
-use crate::device::{Chosen, DeviceReport, choose};
+use crate::device::{Chosen, DeviceReport, choose_network};
 use crate::failure::{Context, Failure, Outcome};
 use crate::latency::{Latency, Percentiles};
 use crate::output::{print, print_json};
@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &Replay) -> Outcome {
     // The file is checked before the device is opened.
     let mut first = Some(open(&arguments.file)?);
     let stop = Stop::new()?;
-    let chosen = choose(&arguments.choice)?;
+    let chosen = choose_network(&arguments.choice)?;
     require_ethernet(&chosen.context, chosen.port)?;
     let sender = Sender::new(&chosen, arguments.depth)?;
     let mut session = Session { arguments, pace, sender, stop, sent: 0, skipped: 0, bytes: 0 };

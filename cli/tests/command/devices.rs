@@ -180,6 +180,36 @@ fn a_machine_with_other_adapters_only_has_the_software_device() {
     }
 }
 
+/// A recording that has no frames of the network, or a replay that no network gets, must not look
+/// like a success.
+#[test]
+fn frames_are_those_of_the_software_device_only_if_it_was_asked_for() {
+    let scratch = Scratch::new("no-adapter");
+    machine(&scratch);
+    for number in ["uverbs0", "uverbs1", "uverbs2"] {
+        let class = scratch.path().join("sys/class/infiniband_verbs").join(number);
+        fs::remove_dir_all(class).expect("remove");
+    }
+    if !can_be_on(&scratch) {
+        return;
+    }
+    let recording = scratch.file("empty.pcap", &EMPTY_PCAP);
+    let recording = recording.to_str().expect("a path");
+    let target = scratch.path().join("target.pcapng");
+    let capture = ["capture", target.to_str().expect("a path"), "--seconds", "0.1"];
+    let lines = [&capture[..], &["replay", recording]];
+    for line in lines {
+        let ended = Running::start(&mut on_machine(&scratch, line)).end();
+        let ended = ended.failure(1, "--device soft");
+        assert!(ended.stderr.contains("the kernel has no RDMA device"), "{line:?}: {ended:?}");
+        assert!(ended.stdout.is_empty() && !target.exists(), "{line:?}: {ended:?}");
+    }
+    for line in lines {
+        let asked = [line, &["--device", "soft"]].concat();
+        Running::start(&mut on_machine(&scratch, &asked)).end().success();
+    }
+}
+
 #[test]
 fn a_machine_without_rdma_is_told_so() {
     let scratch = Scratch::new("nothing");
