@@ -124,7 +124,12 @@ fn first_usable(
 /// A failure, which may name the device itself.
 fn about(device: &Device, failure: &Failure) -> String {
     let (name, failure) = (device.name(), failure.to_string());
-    if failure.contains(name) { failure } else { format!("{name}: {failure}") }
+    if has_word(&failure, name) { failure } else { format!("{name}: {failure}") }
+}
+
+/// Whether a text has this name, and not only as a part of another one.
+fn has_word(text: &str, name: &str) -> bool {
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name)
 }
 
 /// Whether another driver than mlx5 has the device.
@@ -209,5 +214,20 @@ impl Chosen {
 impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}; {})", self.device, self.device_kind, self.device_reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_another_name_names_no_device() {
+        for text in ["mlx5_1", "open mlx5_1: refused", "no port of mlx5_1, mlx5_10"] {
+            assert!(has_word(text, "mlx5_1"), "{text}");
+        }
+        for text in ["", "mlx5_10 is down", "roce_mlx5_1"] {
+            assert!(!has_word(text, "mlx5_1"), "{text}");
+        }
     }
 }
