@@ -36,7 +36,7 @@ struct Server {
     /// as it is connected, and may be given up later. The oldest message is dropped if there are
     /// many.
     early: VecDeque<(u32, Slot)>,
-    cq: AsyncCompletionQueue<Safe>,
+    cq: AsyncCompletionQueue,
     srq: SharedReceiveQueue,
     echoed: u32,
 }
@@ -107,7 +107,7 @@ impl Server {
 
 /// A connected client that sleeps until a completion arrives.
 struct Client {
-    connection: Connection<Safe, AsyncCompletionQueue<Safe>>,
+    connection: Connection<Safe, AsyncCompletionQueue>,
     pd: ProtectionDomain,
 }
 

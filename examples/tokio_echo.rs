@@ -6,6 +6,7 @@
 use std::error::Error;
 
 use uverbs::cq::{CompletionOpcode, Status, WorkCompletion};
+use uverbs::layer::Raw;
 use uverbs::qp::PostFlags;
 use uverbs::qp_type::Rc;
 use uverbs::tokio::AsyncCompletionQueue;
@@ -19,7 +20,7 @@ const SENT: usize = BYTES;
 
 struct End {
     qp: raw::QueuePair<Rc>,
-    cq: AsyncCompletionQueue,
+    cq: AsyncCompletionQueue<Raw>,
     memory: MemoryRegion,
 }
 

@@ -245,7 +245,7 @@ impl AsyncEvents {
 
 /// A completion queue with a completion channel of its own, waited for by one task at a time.
 #[derive(Debug)]
-pub struct AsyncCompletionQueue<L: Layer = Raw> {
+pub struct AsyncCompletionQueue<L: Layer = Safe> {
     queue: CompletionQueue<L>,
     channel: AsyncCompletionChannel,
 }
@@ -293,7 +293,7 @@ impl<L: Layer> AsyncCompletionQueue<L> {
     }
 }
 
-impl AsyncCompletionQueue<Safe> {
+impl AsyncCompletionQueue {
     /// Waits for the next completion and its slot. Cancel safe: both are taken only to be returned.
     ///
     /// # Errors
@@ -303,7 +303,7 @@ impl AsyncCompletionQueue<Safe> {
     }
 }
 
-impl AsyncCompletionQueue {
+impl AsyncCompletionQueue<Raw> {
     /// Waits for the next completion. Cancel safe: a completion is taken only to be returned.
     ///
     /// # Errors

@@ -114,7 +114,7 @@ fn queues_belong_to_one_thread_at_a_time() {
     expect!(true, true: WqBuilder, raw::WqBuilder, WqHandle, WqState, IndirectionTable, RssTarget, RssFields, RssOptions, RssTraffic);
     expect!(true, false: CompletionQueue, QueuePair<Rc>, SharedReceiveQueue);
     // `raw::SharedReceiveBatch` is `RawSharedReceiveBatch` where it is declared.
-    expect!(true, false: AsyncCompletionQueue, AsyncCompletionQueue<Safe>, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);
+    expect!(true, false: AsyncCompletionQueue, AsyncCompletionQueue<Raw>, raw::SharedReceiveBatch<'static>, SharedReceiveBatch<'static>);
     expect!(true, false: Batch<'static, Rc>, ReceiveBatch<'static>, MatchedFlowBuilder<'static>);
 }
 

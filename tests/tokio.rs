@@ -9,6 +9,7 @@ use common::Setup;
 use tokio::time::timeout;
 use uverbs::cq::Status;
 use uverbs::events::EventType;
+use uverbs::layer::Raw;
 use uverbs::qp::{Inline, PostFlags, State};
 use uverbs::qp_type::Rc;
 use uverbs::soft::{AsyncKind, EventObject, SoftDevice};
@@ -18,7 +19,7 @@ use uverbs::{Context, Device, ErrorKind, op, raw};
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
 /// A queue pair and its completion queue.
-type End = (raw::QueuePair<Rc>, AsyncCompletionQueue);
+type End = (raw::QueuePair<Rc>, AsyncCompletionQueue<Raw>);
 
 fn ends(context: &Context) -> (End, End) {
     let pd = context.alloc_pd().unwrap();
