@@ -12,6 +12,9 @@ pub enum QueueError {
     /// The limits ask for requests larger than a WQE, or than the ring.
     #[error("the limits allow requests larger than a WQE can be, or than the ring")]
     BadLimits,
+    /// A queue that changes a list of tags needs an SRQ that matches tags, and its CQ and table.
+    #[error("the SRQ matches no tags, or the queue has another completion queue or table")]
+    NoTags,
     /// Another queue of this kind was made with this handle, or of this memory.
     #[error("such a queue was made of the handle or the memory before: each makes one")]
     InUse,

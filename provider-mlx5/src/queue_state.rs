@@ -428,10 +428,12 @@ impl QueueState {
         self.fixed.cqs.iter().for_each(|cq| cq.store(ANY_CQ, Ordering::Relaxed));
     }
 
-    /// Whether the sends complete to the CQ that the receives of `other` complete to.
+    /// Whether the sends complete to the CQ that the receives of `other` complete to. Not if both
+    /// complete nowhere.
     pub(crate) fn sends_complete_with(&self, other: &Self) -> bool {
-        let [sends, receives] = [&self.fixed.cqs[0], &other.fixed.cqs[1]];
-        sends.load(Ordering::Relaxed) == receives.load(Ordering::Relaxed)
+        let [sends, receives] =
+            [&self.fixed.cqs[0], &other.fixed.cqs[1]].map(|cq| cq.load(Ordering::Relaxed));
+        sends != 0 && sends == receives
     }
 
     /// The QP's (or SRQ's) number, 0 until it was set.

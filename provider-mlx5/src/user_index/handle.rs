@@ -181,17 +181,17 @@ impl QueueHandle {
     /// the SRQ's CQ, whose poller completes them also when it finds a change confirmed.
     ///
     /// # Errors
-    /// `InUse` if there is or was such a QP; `BadLimits` if the SRQ matches no tags, or has another
-    /// CQ or table.
+    /// `InUse` if there is or was such a QP; `NoTags` if the SRQ matches no tags, or has another CQ
+    /// or table, or none.
     pub fn set_tag_command(&self, command: &Self) -> Result<(), QueueError> {
         let is_here = command.entry.is_in(&self.entry.table);
         if !is_here || !command.state().sends_complete_with(self.state()) {
-            return Err(QueueError::BadLimits);
+            return Err(QueueError::NoTags);
         }
         match self.state().with_tags(|list| list.set_command(command.user_index())) {
             Some(true) => Ok(()),
             Some(false) => Err(QueueError::InUse),
-            None => Err(QueueError::BadLimits),
+            None => Err(QueueError::NoTags),
         }
     }
 

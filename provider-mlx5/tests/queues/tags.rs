@@ -325,7 +325,7 @@ fn a_list_is_changed_by_one_queue_only() {
     tags.srq.clear_tag_command(&other);
     tags.srq.clear_tag_command(&tags.command.handle);
     assert_eq!(tags.srq.set_tag_command(&other), Err(QueueError::InUse));
-    assert_eq!(other.set_tag_command(&tags.command.handle), Err(QueueError::BadLimits));
+    assert_eq!(other.set_tag_command(&tags.command.handle), Err(QueueError::NoTags));
 }
 
 /// The SRQ's poller completes the sends of the queue, so no other may.
@@ -342,8 +342,13 @@ fn a_list_is_changed_by_a_queue_of_its_own_completion_queue() {
     let other = UserIndexTable::new().register(shape, &cq.monitors(), None, 2);
     let strangers = [on(&[sends, receives]), on(&[]), other.expect("an index")];
     for command in &strangers {
-        assert_eq!(srq.set_tag_command(command), Err(QueueError::BadLimits));
+        assert_eq!(srq.set_tag_command(command), Err(QueueError::NoTags));
     }
+    // Neither has a completion queue.
+    let shape = Shape { send_wqebbs: 0, recv_wqes: 4, shared_receive: true };
+    let alone = cq.table.register(shape, &[], None, 3).expect("an index");
+    alone.match_tags(7);
+    assert_eq!(alone.set_tag_command(&strangers[1]), Err(QueueError::NoTags));
     assert_eq!(srq.set_tag_command(&on(&cq.monitors())), Ok(()));
 }
 
