@@ -81,14 +81,14 @@ impl QueueState {
         kinds.get(index as usize & kinds.len().wrapping_sub(1))
     }
 
-    /// From now on completions tell requests that the caller has encoded from others.
+    /// From now on completions find the ids of requests that the caller has encoded.
     pub(crate) fn tell_encoded(&self) {
         let entry = |_| [AtomicU64::new(0), AtomicU64::new(NO_COUNTER)];
         self.fixed.encoded.entries.get_or_init(|| (0..self.sends.len()).map(entry).collect());
         self.fixed.encoded.is_used.store(true, Ordering::Relaxed);
     }
 
-    /// Whether completions tell requests that the caller has encoded from others.
+    /// Whether completions look for requests that the caller has encoded.
     pub(crate) fn tells_encoded(&self) -> bool {
         self.fixed.encoded.is_used.load(Ordering::Relaxed)
     }
@@ -161,8 +161,8 @@ impl QueueState {
     #[inline(never)]
     fn noted_start(&self, counter: u32) -> Option<u32> {
         let most = (self.send_wqebbs() - 1).min(MAX_INNER_BLOCKS);
-        // An end noted in an earlier lap is before its slot, because no request is longer than the
-        // ring.
+        // An end that was noted in an earlier lap is before `second`: no request is longer than
+        // the ring.
         let has_block = |second: &u32| {
             self.send_end(*second).is_some_and(|end| {
                 [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
