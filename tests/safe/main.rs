@@ -417,7 +417,7 @@ fn assert_exclusive(slot: &mut uverbs::Slot, mark: u64) {
 }
 
 #[test]
-fn queue_pairs_destroyed_during_polls_return_each_slot_once() {
+fn queue_pairs_destroyed_or_reset_during_polls_return_each_slot_once() {
     const ROUNDS: u64 = 150;
     let Safe { pd, mut cq, slab } = Safe::new();
     let (handle, source) = (cq.handle().clone(), slab.clone());
@@ -449,6 +449,12 @@ fn queue_pairs_destroyed_during_polls_return_each_slot_once() {
                 // Some with requests in flight, some in the error state, some one after the other.
                 if round % 3 == 0 {
                     a.to_error().unwrap();
+                }
+                if round % 4 == 1 {
+                    a.reset().unwrap();
+                    b.reset().unwrap();
+                    b.to_init().unwrap();
+                    source.take().into_iter().for_each(|slot| b.post_receive(slot).unwrap());
                 }
                 let (first, second) = if round % 2 == 0 { (a, b) } else { (b, a) };
                 drop(first);
