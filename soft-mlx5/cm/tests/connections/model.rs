@@ -115,16 +115,14 @@ impl Run {
     /// Runs until no task, datagram or timer is left.
     pub(crate) fn run_to_end(mut self) -> Outcome {
         loop {
-            self.network.send_outgoing();
-            while let Some((host, id, event)) = self.network.take_event() {
-                self.on_event(host, id, event);
-                self.network.send_outgoing();
-            }
+            self.handle_events();
             let task = self.tasks.peek().map(|Reverse((at, ..))| *at);
             let Some(next) = self.network.next_time().into_iter().chain(task).min() else {
                 break;
             };
             self.network.advance(next);
+            // What arrived at the time of a task may have ended its id.
+            self.handle_events();
             if task.is_some_and(|at| at <= self.network.now) {
                 let Some(Reverse((_, _, task))) = self.tasks.pop() else { break };
                 self.perform(task);
@@ -132,6 +130,14 @@ impl Run {
         }
         self.verify();
         self.outcome
+    }
+
+    fn handle_events(&mut self) {
+        self.network.send_outgoing();
+        while let Some((host, id, event)) = self.network.take_event() {
+            self.on_event(host, id, event);
+            self.network.send_outgoing();
+        }
     }
 
     fn perform(&mut self, task: Task) {

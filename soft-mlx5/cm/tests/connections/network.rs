@@ -91,16 +91,17 @@ impl Network {
         self.hosts.iter().filter_map(IbCm::next_wake).chain(arrival).min()
     }
 
-    /// Advances the time: handles due arrivals, then timers.
+    /// Advances the time: handles one arrival that is due, or timers if there is none. So each
+    /// event is handled before what arrives at the same time.
     pub(crate) fn advance(&mut self, to: u64) {
-        self.now = self.now.max(to);
-        while self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+        let now = self.now.max(to);
+        self.now = now;
+        if self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= now) {
             let Some(Reverse((_, _, from, to, bytes))) = self.arrivals.pop() else { return };
             self.add_to_trace(&bytes);
             let addressing = Addressing::roce(gid(from), gid(to));
-            self.hosts[to].receive(self.now, &addressing, &bytes);
+            return self.hosts[to].receive(now, &addressing, &bytes);
         }
-        let now = self.now;
         for cm in &mut self.hosts {
             cm.step(now);
         }
