@@ -3,13 +3,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs_uapi::cm::{ABI_VERSION, Command};
 use zerocopy::{FromZeros, IntoBytes};
@@ -44,7 +42,7 @@ pub(crate) struct Manager {
 enum Node {
     Kernel(File),
     #[cfg(feature = "soft")]
-    Soft(CmFile, OwnedFd),
+    Soft(CmFile, std::os::fd::OwnedFd),
 }
 
 impl Manager {
@@ -67,9 +65,8 @@ impl Manager {
     #[cfg(feature = "soft")]
     pub(crate) fn open_soft(source: &SoftSource) -> Result<Self> {
         let manager = source.manager().map_err(|error| Error::io(OPEN, &error))?;
-        let (file, descriptor) = manager.open(true).map_err(|errno| Error::os(OPEN, errno))?;
-        make_non_blocking(&descriptor)?;
-        Ok(Self { node: Node::Soft(file, descriptor), process: Process::current() })
+        let opened = manager.open_nonblocking().map_err(|errno| Error::os(OPEN, errno))?;
+        Ok(Self { node: Node::Soft(opened.0, opened.1), process: Process::current() })
     }
 
     /// Whether this process opened it: in a forked child every command fails.
@@ -125,14 +122,6 @@ impl AsFd for Manager {
             Node::Soft(_, descriptor) => descriptor.as_fd(),
         }
     }
-}
-
-#[cfg_attr(not(feature = "soft"), allow(dead_code))]
-fn make_non_blocking(descriptor: &OwnedFd) -> Result<()> {
-    let failed = |errno: Errno| Error::os(OPEN, errno);
-    let flags = OFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFL).map_err(failed)?);
-    let set = fcntl(descriptor, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK));
-    set.map(drop).map_err(failed)
 }
 
 /// The node must be the character device that sysfs announces, or in a container without sysfs at

@@ -93,7 +93,7 @@ impl<'r> Written<'r> {
         let bytes = self.message.as_bytes();
         // SAFETY: as for `send`.
         let written = unsafe { file.write(descriptor, bytes.as_ptr(), bytes.len()) };
-        written.map(drop).map_err(|errno| io::Error::from_raw_os_error(CmFile::errno_number(errno)))
+        written.map(drop).map_err(CmFile::error)
     }
 }
 

@@ -1,6 +1,7 @@
 //! An open file of the node.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
@@ -52,6 +53,11 @@ impl CmFile {
             Errno::UnknownErrno => CmaError::NOT_SUPPORTED.0,
             errno => errno as i32,
         }
+    }
+
+    /// As [`errno_number`](Self::errno_number).
+    pub fn error(errno: Errno) -> io::Error {
+        io::Error::from_raw_os_error(Self::errno_number(errno))
     }
 
     /// write(2): a command. Returns `length`.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use uverbs_uapi::cm::event::{EventResp, EventType};
 use uverbs_uapi::enums::QpType;
 
@@ -163,6 +164,17 @@ impl RdmaCm {
         state.queues.insert(number, queue);
         drop(state);
         Ok((CmFile::new(self.clone(), number, identity), descriptor))
+    }
+
+    /// As [`open`](Self::open), closed on exec; fetching an event never waits.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_nonblocking(&self) -> Result<(CmFile, OwnedFd), Errno> {
+        let (file, descriptor) = self.open(true)?;
+        let flags = OFlag::from_bits_retain(fcntl(&descriptor, FcntlArg::F_GETFL)?);
+        fcntl(&descriptor, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        Ok((file, descriptor))
     }
 }
 
