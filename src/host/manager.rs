@@ -8,11 +8,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use uverbs_uapi::cm::{ABI_VERSION, Command};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::channel::{Roots, number_of};
+use super::channel::{Roots, number_of, readable};
 use super::fork::{Process, forked};
 use super::system::Written;
 use crate::error::{Error, ErrorKind, Result};
@@ -105,12 +104,7 @@ impl Manager {
         if !self.is_here() {
             return Err(forked(verb));
         }
-        // Rounded up, so that a caller that tries again does not spin.
-        let timeout = timeout.map_or(PollTimeout::NONE, |time| {
-            PollTimeout::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
-        });
-        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, timeout).map(|ready| ready > 0).map_err(|errno| Error::os(verb, errno))
+        readable(&[self.as_fd()], timeout).map_err(|errno| Error::os(verb, errno))
     }
 }
 

@@ -26,6 +26,16 @@ pub(crate) use soft::SoftSource;
 pub use sysfs::Roots;
 pub(crate) use sysfs::{Entry, node_guid, scan};
 
+/// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over.
+pub(super) fn readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno> {
+    let mut fds: Vec<_> = files.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    // Rounded up, so that a caller that tries again does not spin.
+    let timeout = timeout.map_or(PollTimeout::NONE, |time| {
+        PollTimeout::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
+    });
+    poll(&mut fds, timeout).map(|ready| ready > 0)
+}
+
 /// What a mapping of device pages may be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -86,8 +96,8 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
         std::hint::spin_loop();
     }
 
-    /// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over. A device
-    /// that is driven by this process does its work in the calling thread meanwhile.
+    /// As [`readable`]. A device that is driven by this process does its work in the calling thread
+    /// meanwhile.
     ///
     /// # Errors
     /// As `poll(2)`.
@@ -96,14 +106,7 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
         files: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
     ) -> Result<bool, Errno> {
-        let mut fds: Vec<_> = files.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-        let timeout = match timeout {
-            // Rounded up, so that a caller that tries again does not spin.
-            Some(time) => PollTimeout::try_from(time.as_nanos().div_ceil(1_000_000))
-                .unwrap_or(PollTimeout::MAX),
-            None => PollTimeout::NONE,
-        };
-        poll(&mut fds, timeout).map(|ready| ready > 0)
+        readable(files, timeout)
     }
 
     /// Whether the open file ends, and with it all of its objects, when this is dropped.
