@@ -28,8 +28,39 @@ until "$uverbs" run --address 10.9.0.1 -- rping -c -a 10.9.0.2 -C 5 -V; do kill 
 wait $server
 "#;
 
+/// A process with a device at an interface and one of the machine's network connects at 127.0.0.1
+/// to a process that has the latter only, and that one to it.
+const MIXED: &str = r#"
+set -e
+uverbs=$1
+ip link set lo up
+ip link add near type veth peer name far
+ip link set near up
+ip link set far up
+ip address add 10.9.0.1/24 dev near
+both="--devices 2 --address 10.9.0.1,127.18.200.7"
+meet() {
+    "$uverbs" run $1 -- rping -s -a 0.0.0.0 -p $3 -C 5 -V &
+    server=$!
+    until "$uverbs" run $2 -- rping -c -a 127.0.0.1 -p $3 -C 5 -V; do kill -0 $server; done
+    wait $server
+}
+meet "" "$both" 7181
+meet "$both" "" 7182
+"#;
+
 #[test]
 fn rping_reaches_another_network_namespace() {
+    succeeds(SCRIPT);
+}
+
+#[test]
+fn rping_reaches_the_loopback_address_beside_a_device_at_an_interface() {
+    succeeds(MIXED);
+}
+
+/// Runs a script in namespaces of its own.
+fn succeeds(script: &str) {
     if !is_installed("rping", "rdmacm-utils") {
         return;
     }
@@ -41,6 +72,6 @@ fn rping_reaches_another_network_namespace() {
     }
     build_library();
     let mut command = Command::new("unshare");
-    command.args(namespaces).args(["sh", "-c", SCRIPT, "sh", env!("CARGO_BIN_EXE_uverbs")]);
+    command.args(namespaces).args(["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_uverbs")]);
     Running::start(&mut command).end().success();
 }
