@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, IoSlice};
 
 use nix::errno::Errno;
-use uverbs::soft::signals::without_sigpipe;
+use uverbs::soft::signals::without_signals;
 
 use crate::events::uncancelled;
 
@@ -34,12 +34,12 @@ pub(crate) fn say(text: &str) {
     });
 }
 
-/// Writes a line that is lost if it cannot be written. A pipe without a reader sends the program no
-/// signal. A thread that is cancelled in the call would never release the library's locks that it
-/// holds, so cancellation waits.
+/// Writes a line that is lost if it cannot be written. A pipe without a reader, or a file that may
+/// not grow, sends the program no signal. A thread that is cancelled in the call would never
+/// release the library's locks that it holds, so cancellation waits.
 pub(crate) fn write_or_lose(write: impl FnOnce() -> io::Result<()>) {
     let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
     uncancelled(|| {
-        let _ = without_sigpipe(|| write().map_err(errno));
+        let _ = without_signals(|| write().map_err(errno));
     });
 }

@@ -1,5 +1,7 @@
 /* Programs that the library's trace and checks must not disturb: the first argument selects one. */
 #include "common.h"
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -165,6 +167,30 @@ static void threads(void)
 		CHECK(pthread_join(list[i], NULL) == 0);
 }
 
+/* Files must not become larger: a write beyond that sends SIGXFSZ. */
+static void limit_files(rlim_t bytes)
+{
+	struct rlimit limit = { bytes, RLIM_INFINITY };
+	CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+}
+
+static void limited(void)
+{
+	sigset_t waiting;
+	limit_files(4096);
+	makes_and_destroys(NULL);
+	CHECK(sigpending(&waiting) == 0 && !sigismember(&waiting, SIGXFSZ));
+}
+
+/* The memory of a software device is a file, too. */
+static void too_small(void)
+{
+	struct ibv_device **list;
+	limit_files(1 << 20);
+	list = ibv_get_device_list(NULL);
+	CHECK(list && !list[0]);
+}
+
 /* The user of a program with more rights than its own names no files and devices by variables. */
 static void privileged(void)
 {
@@ -183,7 +209,14 @@ int main(int argc, char **argv)
 		puts("kept");
 		return 0;
 	}
+	if (!strcmp(argv[1], "too_small")) {
+		too_small();
+		puts("kept");
+		return 0;
+	}
 	open_soft();
+	if (!strcmp(argv[1], "limited"))
+		limited();
 	if (!strcmp(argv[1], "full"))
 		full();
 	if (!strcmp(argv[1], "cancelled"))

@@ -52,6 +52,15 @@ fn a_trace_that_cannot_be_opened_is_named() {
 }
 
 #[test]
+fn a_limit_of_file_sizes_does_not_end_the_program() {
+    let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_CHECK", "1")];
+    let Some((drop_in, _)) = observed("limited", &[], &variables) else { return };
+    assert_eq!(fs::metadata(drop_in.path().join("trace")).unwrap().len(), 4096);
+    let Some((_, output)) = observed("too_small", &[], &[]) else { return };
+    assert!(said(&output.stderr).contains("no software devices"), "{output:?}");
+}
+
+#[test]
 fn verbs_are_no_cancellation_points() {
     observed("cancelled", &[], &[]);
     let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_TRACE_DATA", "1"), ("UVERBS_CHECK", "1")];

@@ -2,10 +2,12 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
@@ -15,10 +17,20 @@ use nix::unistd::ftruncate;
 /// Errors of `memfd_create`, `ftruncate` and `fcntl`.
 pub fn sealed_memory(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-    ftruncate(&file, len as i64)?;
+    set_size(&file, len)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
     Ok(file)
+}
+
+/// Sets the size of a file in memory, or fails with EFBIG where the process has a lower limit for
+/// files. The kernel would then send SIGXFSZ, which ends the process.
+pub(crate) fn set_size(file: impl AsFd, len: usize) -> nix::Result<()> {
+    let (most, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
+    if most < len as u64 {
+        return Err(Errno::EFBIG);
+    }
+    ftruncate(file, len as i64)
 }
 
 /// Whether the pages of a file of unknown origin can be accessed whatever its creator does. This is

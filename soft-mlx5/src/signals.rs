@@ -1,9 +1,10 @@
 //! Signals of a thread that does the device's work.
 //!
-//! Such a thread has the device's locks, and it writes to pipes whose readers may be gone. The
-//! device's own thread has all signals blocked, because they are the program's. A program's thread
-//! blocks them for a sleep that a signal has to end (signalfd(2)). So that neither has to block
-//! SIGPIPE for each write, a thread knows whether it has.
+//! Such a thread has the device's locks, and it writes to pipes whose readers may be gone, and to
+//! files that may not grow. The device's own thread has all signals blocked, because they are the
+//! program's. A program's thread blocks them for a sleep that a signal has to end (signalfd(2)). So
+//! that neither has to block the signals of failed writes for each write, a thread knows whether it
+//! has.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,7 +18,11 @@ use nix::sys::time::TimeSpec;
 const AT_ONCE: [Signal; 5] =
     [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGTRAP];
 
-/// To which side a SIGPIPE belongs that waits after a write.
+/// Which signal a write sends that fails with an errno.
+const OF_WRITES: [(Errno, Signal); 2] =
+    [(Errno::EPIPE, Signal::SIGPIPE), (Errno::EFBIG, Signal::SIGXFSZ)];
+
+/// To which side such a signal belongs that waits after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// This library's: none waited before. The program must not get it.
@@ -27,8 +32,8 @@ enum Owner {
 }
 
 thread_local! {
-    /// `None`: it may not be blocked.
-    static SIGPIPE: Cell<Option<Owner>> = const { Cell::new(None) };
+    /// `None`: they may not be blocked.
+    static OWNER: Cell<Option<Owner>> = const { Cell::new(None) };
 }
 
 /// Blocks the signals in this thread while it exists.
@@ -50,7 +55,7 @@ impl SignalsBlocked {
         let mut all = SigSet::all();
         AT_ONCE.iter().for_each(|signal| all.remove(*signal));
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let outer = SIGPIPE.replace(Some(owner(&before)));
+        let outer = OWNER.replace(Some(owner(&before)));
         Ok(Self { all, before, outer, _thread: PhantomData })
     }
 
@@ -67,57 +72,64 @@ impl SignalsBlocked {
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        SIGPIPE.set(self.outer);
+        OWNER.set(self.outer);
         // It fails for no valid set.
         let _ = self.before.thread_set_mask();
     }
 }
 
-/// For a thread that had these signals blocked: one that blocks SIGPIPE may have one waiting.
+/// For a thread that had these signals blocked: one that blocks a write's may have one waiting.
 fn owner(before: &SigSet) -> Owner {
-    let waits = before.contains(Signal::SIGPIPE) && is_sigpipe_pending();
-    if waits { Owner::Program } else { Owner::Library }
+    let waits = |signal| before.contains(signal) && is_pending(signal);
+    if OF_WRITES.iter().any(|(_, signal)| waits(*signal)) { Owner::Program } else { Owner::Library }
+}
+
+/// The signals of writes.
+fn of_writes() -> SigSet {
+    OF_WRITES.iter().map(|(_, signal)| *signal).collect()
 }
 
 /// Notes that this thread has all signals blocked for as long as it lives, and gets none.
 pub(crate) fn note_all_blocked() {
-    SIGPIPE.set(Some(Owner::Program));
+    OWNER.set(Some(Owner::Program));
 }
 
-/// Runs a write to a pipe whose reader may be gone, so that no SIGPIPE is left in this thread. It
-/// takes no system call more where SIGPIPE is known to be blocked.
+/// Runs a write to a pipe whose reader may be gone, or to a file that is as large as the process
+/// may make it, so that the signal which the kernel sends then is not left in this thread. It takes
+/// no system call more where the signals are known to be blocked.
 ///
 /// # Errors
 /// Those of the write.
-pub fn without_sigpipe<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
-    let blocked = SigPipeBlocked::new()?;
+pub fn without_signals<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
+    let blocked = WritesBlocked::new()?;
     let written = write();
-    if matches!(written, Err(Errno::EPIPE)) && blocked.owner == Owner::Library {
-        drop_sigpipe();
+    if let (Err(errno), Owner::Library) = (&written, blocked.owner) {
+        OF_WRITES.iter().filter(|(of, _)| of == errno).for_each(|(_, signal)| take(*signal));
     }
     written
 }
 
-/// Blocks SIGPIPE in this thread while it exists.
+/// Blocks the signals of writes in this thread while it exists.
 #[derive(Debug)]
-struct SigPipeBlocked {
+struct WritesBlocked {
     /// The signals to block afterwards, if they are others.
     before: Option<SigSet>,
     owner: Owner,
 }
 
-impl SigPipeBlocked {
+impl WritesBlocked {
     fn new() -> nix::Result<Self> {
-        if let Some(owner) = SIGPIPE.get() {
+        if let Some(owner) = OWNER.get() {
             return Ok(Self { before: None, owner });
         }
-        let before = SigSet::from(Signal::SIGPIPE).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let before = of_writes().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let owner = owner(&before);
-        Ok(Self { before: Some(before).filter(|it| !it.contains(Signal::SIGPIPE)), owner })
+        let had_all = OF_WRITES.iter().all(|(_, signal)| before.contains(*signal));
+        Ok(Self { before: Some(before).filter(|_| !had_all), owner })
     }
 }
 
-impl Drop for SigPipeBlocked {
+impl Drop for WritesBlocked {
     fn drop(&mut self) {
         if let Some(before) = self.before {
             // It fails for no valid set.
@@ -126,20 +138,20 @@ impl Drop for SigPipeBlocked {
     }
 }
 
-/// Takes a SIGPIPE that waits in this thread, which has it blocked. One that was sent to the whole
+/// Takes a signal that waits in this thread, which has it blocked. One that was sent to the whole
 /// process stays: the kernel gives the thread's own first.
-fn drop_sigpipe() {
-    let (sigpipe, now) = (SigSet::from(Signal::SIGPIPE), TimeSpec::new(0, 0));
+fn take(signal: Signal) {
+    let (signal, now) = (SigSet::from(signal), TimeSpec::new(0, 0));
     // SAFETY: it reads a set and a time of this frame.
-    unsafe { libc::sigtimedwait(sigpipe.as_ref(), std::ptr::null_mut(), now.as_ref()) };
+    unsafe { libc::sigtimedwait(signal.as_ref(), std::ptr::null_mut(), now.as_ref()) };
 }
 
-/// Whether a SIGPIPE waits that this thread has blocked.
-pub(crate) fn is_sigpipe_pending() -> bool {
+/// Whether a signal waits that this thread has blocked.
+pub(crate) fn is_pending(signal: Signal) -> bool {
     // SAFETY: an all-zero set is a valid one, which the call fills.
     unsafe {
         let mut pending = std::mem::zeroed();
         libc::sigpending(&raw mut pending);
-        libc::sigismember(&raw const pending, libc::SIGPIPE) == 1
+        libc::sigismember(&raw const pending, signal as libc::c_int) == 1
     }
 }

@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use nix::errno::Errno;
-use uverbs_soft::signals::without_sigpipe;
+use uverbs_soft::signals::without_signals;
 use uverbs_uapi::cm::CmdHdr;
 use uverbs_uapi::mlx5::MmapCommand;
 use zerocopy::FromBytes;
@@ -62,10 +62,10 @@ impl Trace {
             since.as_secs(),
             since.subsec_micros()
         );
-        // The program goes on if the reader of its trace is gone.
+        // The program goes on if the reader of its trace is gone, or the file may not grow.
         let write = || (&self.file).write_all(line.as_bytes());
         let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
-        let _ = without_sigpipe(|| write().map_err(errno));
+        let _ = without_signals(|| write().map_err(errno));
     }
 }
 

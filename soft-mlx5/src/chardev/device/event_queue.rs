@@ -354,7 +354,7 @@ fn grow(pipe: &File, length: usize) -> Result<(), Errno> {
 /// By writev(2), because `uverbs run` puts a write(2) in front of the C library's. That one asks of
 /// each file whether it is one of rdma_cm, which takes another system call.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
-    signals::without_sigpipe(|| uio::writev(pipe, &[IoSlice::new(record)])).map(drop)
+    signals::without_signals(|| uio::writev(pipe, &[IoSlice::new(record)])).map(drop)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nix::errno::Errno;
 
 use crate::chardev::abi::user_memory::PAGE_SIZE;
+use crate::sealed::set_size;
 
 /// A memfd and the device's own mapping of it.
 #[derive(Debug)]
@@ -33,8 +34,7 @@ impl SharedPages {
         let fd = Errno::result(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
         // SAFETY: just created, without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: sets the size of our own file.
-        Errno::result(unsafe { libc::ftruncate(fd.as_raw_fd(), length as libc::off_t) })?;
+        set_size(&fd, length)?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
