@@ -51,6 +51,17 @@ fn a_trace_that_cannot_be_opened_is_named() {
     }
 }
 
+/// A pipe that no program reads is one of them: waiting for a reader would stop the program.
+#[test]
+fn a_pipe_without_a_reader_is_no_trace() {
+    let drop_in = DropIn::new("pipe");
+    let pipe = drop_in.path().join("trace");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let variables = [("UVERBS_TRACE", pipe.to_str().unwrap())];
+    let Some((_, output)) = observed("nothing", &[], &variables) else { return };
+    assert!(said(&output.stderr).starts_with("uverbs: no trace in "), "{output:?}");
+}
+
 #[test]
 fn a_limit_of_file_sizes_does_not_end_the_program() {
     let variables = [("UVERBS_TRACE", "trace"), ("UVERBS_CHECK", "1")];

@@ -15,10 +15,12 @@ use std::fmt::{Display, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use uverbs_soft::signals::without_signals;
 use uverbs_uapi::cm::CmdHdr;
 use uverbs_uapi::mlx5::MmapCommand;
@@ -41,7 +43,11 @@ pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
     let file = if target == "-" {
         File::from(io::stderr().as_fd().try_clone_to_owned()?)
     } else {
-        OpenOptions::new().create(true).append(true).open(target)?
+        // A pipe that no program reads is an error: waiting for a reader would stop the program.
+        let mut options = OpenOptions::new();
+        let file = options.create(true).append(true).custom_flags(libc::O_NONBLOCK).open(target)?;
+        fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
+        file
     };
     // Set once, when the library is loaded.
     let _ = TRACE.set(Trace { file, start: Instant::now() });
