@@ -128,7 +128,7 @@ pub(crate) unsafe extern "C" fn create_flow(
         // As the kernel's `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c) says for other types.
         let builder = library.create_flow().ok_or(libc::EINVAL)?;
         // SAFETY: the caller's struct, which its specifications follow.
-        let builder = unsafe { steering::describe(attr, builder) }.ok_or(libc::EINVAL)?;
+        let builder = unsafe { steering::describe(attr, builder) }?;
         builder.build().map_err(|error| failed(&error))
     });
     match made {

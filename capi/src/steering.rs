@@ -1,6 +1,7 @@
 //! The flow specifications of a steering rule, which follow the `ibv_flow_attr` of
 //! `ibv_create_flow`.
 
+use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use uverbs::flow::{Ethernet, FlowBuilder, FlowKind, Ipv4, Ipv6, Masked, Ports};
@@ -15,8 +16,13 @@ const IPV6: u32 = 0x31;
 const IPV4_EXT: u32 = 0x32;
 const TCP: u32 = 0x40;
 const UDP: u32 = 0x41;
+/// Headers that are not matched here: ESP, tunnels, GRE, MPLS.
+const OTHER_HEADERS: [u32; 4] = [0x34, 0x50, 0x51, 0x60];
+/// Bit of the type of a header inside another packet.
+const INNER: u32 = 0x100;
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
+const ACTION_HANDLE: u32 = 0x1002;
 const ACTION_COUNT: u32 = 0x1003;
 /// `enum ibv_flow_flags`.
 const DONT_TRAP: u32 = 1 << 1;
@@ -24,19 +30,20 @@ const EGRESS: u32 = 1 << 2;
 /// Bytes of the type and size at the head of a specification.
 const HEAD: usize = 6;
 
-/// Describes the rule at `attr` to `builder`; `None` if it is invalid.
+/// Describes the rule at `attr` to `builder`, or says with which errno it is refused.
 ///
 /// # Safety
 /// `attr` is a program's struct, followed by `num_of_specs` specifications.
 pub(crate) unsafe fn describe<'q>(
     attr: *const ibv_flow_attr,
     builder: FlowBuilder<'q>,
-) -> Option<FlowBuilder<'q>> {
+) -> Result<FlowBuilder<'q>, c_int> {
     // SAFETY: the caller's promise.
     let own = unsafe { *attr };
-    let mut builder = builder.kind(kind(own.r#type)?).priority(own.priority).port(own.port);
+    let kind = kind(own.r#type).ok_or(libc::EINVAL)?;
+    let mut builder = builder.kind(kind).priority(own.priority).port(own.port);
     if own.flags & !(DONT_TRAP | EGRESS) != 0 {
-        return None;
+        return Err(libc::EINVAL);
     }
     if own.flags & DONT_TRAP != 0 {
         builder = builder.pass_on();
@@ -54,7 +61,7 @@ pub(crate) unsafe fn describe<'q>(
             at = at.add(size.into());
         }
     }
-    Some(builder)
+    Ok(builder)
 }
 
 fn kind(code: u32) -> Option<FlowKind> {
@@ -67,9 +74,32 @@ fn kind(code: u32) -> Option<FlowKind> {
     })
 }
 
-/// Adds a specification; `None` if its type is unknown or it is too short.
-fn add_spec<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
-    let kind = u32::from_ne_bytes(*bytes.first_chunk()?);
+/// Adds a specification. The errno is EINVAL if its type is unknown or it is too short.
+fn add_spec<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Result<FlowBuilder<'q>, c_int> {
+    let kind = u32::from_ne_bytes(*bytes.first_chunk().ok_or(libc::EINVAL)?);
+    if is_unsupported(kind, bytes) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    added(kind, bytes, builder).ok_or(libc::EINVAL)
+}
+
+/// Whether a specification asks for something that is known but not matched here.
+fn is_unsupported(kind: u32, bytes: &[u8]) -> bool {
+    let is_asked = |mut mask: std::ops::Range<usize>| {
+        mask.any(|place| bytes.get(place).is_some_and(|byte| *byte != 0))
+    };
+    match kind {
+        ACTION_HANDLE => true,
+        // Time to live and fragments; the hop limit.
+        IPV4_EXT => is_asked(30..32),
+        IPV6 => is_asked(86..87),
+        _ if OTHER_HEADERS.contains(&(kind & !INNER)) => true,
+        _ => [ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP].contains(&(kind ^ INNER)),
+    }
+}
+
+/// Adds a specification that is matched here.
+fn added<'q>(kind: u32, bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
     Some(match kind {
         ETH => builder.ethernet(ethernet(bytes.get(HEAD..)?)?),
         IPV4 => builder.ipv4(ipv4(bytes.get(8..)?, 8)?),
@@ -116,12 +146,6 @@ fn ipv4(bytes: &[u8], size: usize) -> Option<Ipv4> {
     if size > 8 {
         fields.protocol = change(masked::<1>(bytes, 8, size)?, |[byte]| byte);
         fields.type_of_service = change(masked::<1>(bytes, 9, size)?, |[byte]| byte);
-        // mlx5 matches neither the TTL nor fragment flags in this filter, so a mask with them is
-        // refused.
-        let rest = masked::<2>(bytes, 10, size)?;
-        if rest.mask != [0; 2] {
-            return None;
-        }
     }
     Some(fields)
 }
@@ -131,9 +155,6 @@ fn ipv6(bytes: &[u8]) -> Option<Ipv6> {
     const SIZE: usize = 40;
     let address = |offset| Some(change(masked::<16>(bytes, offset, SIZE)?, Ipv6Addr::from));
     let byte = |offset| Some(change(masked::<1>(bytes, offset, SIZE)?, |[byte]| byte));
-    if masked::<1>(bytes, 38, SIZE)?.mask != [0] {
-        return None;
-    }
     Some(Ipv6 {
         source: address(0)?,
         destination: address(16)?,
