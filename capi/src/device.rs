@@ -241,21 +241,22 @@ pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     -1
 }
 
-/// Copies a text without its last newline.
+/// Copies a text without its last newline, and a zero behind it. Returns its length; −1 if it has
+/// more than `size` bytes with the zero, of which the first ones are copied then, as in libibverbs.
 ///
 /// # Safety
 /// `buffer` has `size` bytes.
 unsafe fn give_text(text: &[u8], buffer: *mut c_char, size: usize) -> c_int {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
-    let length = text.len().min(size);
     // SAFETY: within both.
     unsafe {
-        buffer.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), length);
-        if length < size {
-            *buffer.add(length) = 0;
+        buffer.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len().min(size));
+        if text.len() >= size {
+            return if size == 0 { 0 } else { -1 };
         }
+        *buffer.add(text.len()) = 0;
     }
-    length as c_int
+    text.len() as c_int
 }
 
 #[cfg(test)]

@@ -521,6 +521,9 @@ pub(crate) unsafe extern "C" fn query_ece(qp: *mut ibv_qp, into: *mut ibv_ece) -
 pub(crate) unsafe extern "C" fn set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the caller's queue pair and struct.
     let (queue_pair, ece) = unsafe { (Qp::of(qp), &*ece) };
+    if ece.vendor_id == 0 {
+        return refused(libc::EOPNOTSUPP);
+    }
     if ece.comp_mask != 0 || ece.vendor_id != NO_ECE.vendor_id {
         return refused(libc::EINVAL);
     }

@@ -56,10 +56,15 @@ fn plain(attributes: &DeviceAttributes) -> ibv_device_attr {
 /// `ibv_query_device_ex`. It fills in the fields that the caller's header has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
-    _input: *const c_void,
+    input: *const c_void,
     into: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
+    // SAFETY: null or the caller's struct, which is a mask without any bit.
+    let mask = unsafe { input.cast::<u32>().as_ref() };
+    if mask.is_some_and(|mask| *mask != 0) || size < size_of::<ibv_device_attr>() {
+        return refused(libc::EINVAL);
+    }
     // SAFETY: the caller's context.
     let context = unsafe { Context::of(context) };
     code(context.library.attributes().map(|attributes| {
@@ -240,7 +245,7 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
-    if flags != 0 {
+    if flags != 0 || size < size_of::<ibv_gid_entry>() {
         return refused(libc::EINVAL);
     }
     let Ok(port) = u8::try_from(port) else { return refused(libc::EINVAL) };
@@ -296,8 +301,8 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     if flags != 0 {
         return -(refused(libc::EINVAL) as isize);
     }
-    if size < size_of::<ibv_gid_entry>() {
-        return -(refused(libc::EOPNOTSUPP) as isize);
+    if size == 0 {
+        return -(refused(libc::EINVAL) as isize);
     }
     // SAFETY: the caller's context.
     match all_gids(unsafe { Context::of(context) }) {
@@ -350,7 +355,7 @@ pub(crate) unsafe extern "C" fn query_pkey(
     // SAFETY: the caller's context.
     let context = unsafe { Context::of(context) };
     let Ok(index) = u16::try_from(index) else {
-        set_errno(libc::EINVAL);
+        set_errno(libc::ENOENT);
         return -1;
     };
     match context.library.pkey(port, index) {
@@ -379,7 +384,8 @@ pub(crate) unsafe extern "C" fn get_pkey_index(
         (0..length).find(|index| library.pkey(port, *index).is_ok_and(|at| at.to_be() == pkey));
     place.map_or_else(
         || {
-            set_errno(libc::EINVAL);
+            // Of the entry after the last one, as in libibverbs.
+            set_errno(libc::ENOENT);
             -1
         },
         c_int::from,
