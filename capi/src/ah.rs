@@ -3,13 +3,15 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use uverbs::gid::GidEntry;
 use uverbs::{AddressHandle, DatagramAddress, DcAddress, GidKind, LinkLayer};
+use uverbs_mlx5::format::RoutingHeader;
 
 use crate::abi::*;
 use crate::attributes;
 use crate::context::Context;
 use crate::pd::Pd;
-use crate::query::gid_bytes;
+use crate::query::words;
 use crate::result::{destroy_and_free, failed, null, pointer, refused};
 
 /// An address handle.
@@ -101,51 +103,45 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     });
     if wc.wc_flags & wc_flags::GRH != 0 || link == LinkLayer::Ethernet {
         // SAFETY: the caller's header.
-        let Some(route) = (unsafe { route(context, port, grh) }) else {
-            refused(libc::EINVAL);
-            return -1;
-        };
-        (attr.is_global, attr.grh) = (1, route);
+        match unsafe { route(context, port, grh) } {
+            Ok(route) => (attr.is_global, attr.grh) = (1, route),
+            Err(errno) => {
+                refused(errno);
+                return -1;
+            }
+        }
     }
     // SAFETY: the caller's struct, to be written.
     unsafe { write_padded(&attr, into) };
     0
 }
 
-/// The route back to the sender of a datagram. The 40 bytes hold a GRH or IPv6 header, or an IPv4
-/// header in the last 20.
+/// The route back to the sender of a datagram, or an errno as libibverbs'.
 ///
 /// # Safety
 /// `grh` is null or has 40 bytes.
-unsafe fn route(context: &Context, port: u8, grh: *const ibv_grh) -> Option<ibv_global_route> {
+unsafe fn route(
+    context: &Context,
+    port: u8,
+    grh: *const ibv_grh,
+) -> Result<ibv_global_route, c_int> {
     // SAFETY: the caller's promise.
-    let header = unsafe { grh.as_ref() }?;
-    let (source, destination) = match u32::from_be(header.version_tclass_flow) >> 28 {
-        6 => (header.sgid, header.dgid),
-        _ => ipv4(header)?,
-    };
-    let flow = u32::from_be(header.version_tclass_flow);
-    let table = context.library.gid_table(port).ok()?;
+    let bytes = unsafe { grh.cast::<[u8; RoutingHeader::BYTES]>().as_ref() };
+    let header = RoutingHeader::parse(bytes.ok_or(libc::EINVAL)?);
+    let header = header.ok_or(libc::EPROTONOSUPPORT)?;
+    let table = context.library.gid_table(port).map_err(|error| failed(&error))?;
     // A multicast packet names no GID of this port, so no GID is the source of an answer.
-    let of_own = || table.iter().filter(|entry| entry.gid.0 == gid_bytes(destination));
-    let own = of_own().find(|entry| entry.kind != GidKind::RoceV1).or_else(|| of_own().next())?;
-    Some(ibv_global_route {
-        dgid: source,
-        flow_label: flow & 0xf_ffff,
+    let is_own = |entry: &&GidEntry| {
+        entry.gid.0 == header.destination && (entry.kind == GidKind::RoceV2) == header.is_udp
+    };
+    let own = table.iter().find(is_own).ok_or(libc::EINVAL)?;
+    Ok(ibv_global_route {
+        dgid: words(header.source),
+        flow_label: header.flow_label,
         sgid_index: own.index as u8,
         hop_limit: 0xff,
-        traffic_class: (flow >> 20) as u8,
+        traffic_class: header.traffic_class,
     })
-}
-
-fn ipv4(header: &ibv_grh) -> Option<([u64; 2], [u64; 2])> {
-    // The IPv4 header follows 20 undefined bytes; its addresses are the last eight bytes.
-    let words = gid_bytes(header.dgid);
-    let [.., a, b, c, d] = words;
-    let [_, _, _, _, _, _, _, _, e, f, g, h, ..] = words;
-    let mapped =
-        |bytes: [u8; 4]| crate::query::words(uverbs::Gid::from(std::net::Ipv4Addr::from(bytes)).0);
-    Some((mapped([e, f, g, h]), mapped([a, b, c, d])))
 }
 
 /// `ibv_create_ah_from_wc`.

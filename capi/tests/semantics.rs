@@ -45,6 +45,11 @@ fn unknown_bits_are_refused_as_by_libibverbs() {
 }
 
 #[test]
+fn rare_requests_are_answered_as_by_libibverbs() {
+    runs("answers.c", &["-libverbs"]);
+}
+
+#[test]
 fn windows_start_at_their_address_or_at_zero() {
     runs("windows.c", &["-libverbs"]);
 }

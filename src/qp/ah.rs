@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use uverbs_mlx5::format::{AddressVector as WireVector, U16, U32};
+use uverbs_mlx5::format::{AddressVector as WireVector, RoutingHeader, U16, U32};
 use uverbs_uapi::mlx5::CreateAhResp as DriverAnswer;
 use uverbs_uapi::objects::ah::destroy;
 use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
@@ -20,7 +20,7 @@ const VERB: &str = "create_ah";
 /// UDP source ports of RoCE v2 are 0xc000 to 0xffff (IBTA annex 17).
 const FIRST_SOURCE_PORT: u16 = 0xc000;
 /// Bytes that a global routing header takes at the start of a datagram's receive buffer.
-pub const GRH_BYTES: usize = 40;
+pub const GRH_BYTES: usize = RoutingHeader::BYTES;
 
 /// A place that datagrams can be sent to.
 ///
@@ -109,38 +109,26 @@ impl ProtectionDomain {
             ..AddressVector::default()
         };
         if completion.has_grh() || context.query_port(port)?.link_layer() == LinkLayer::Ethernet {
-            let (source, destination) = grh_addresses(grh)?;
+            let header = RoutingHeader::parse(grh).ok_or_else(|| {
+                Error::invalid(VERB, "the first 40 bytes are not a routing header")
+            })?;
             let table = context.gid_table(port)?;
-            let own = table
-                .iter()
-                .find(|entry| entry.gid == destination && entry.kind != GidKind::RoceV1);
-            let own = own.or_else(|| table.iter().find(|entry| entry.kind != GidKind::RoceV1));
+            let mut own =
+                table.iter().filter(|entry| (entry.kind == GidKind::RoceV2) == header.is_udp);
+            let own =
+                own.clone().find(|entry| entry.gid.0 == header.destination).or_else(|| own.next());
             let own = own.ok_or_else(|| {
                 Error::new(VERB, ErrorKind::NotFound, "no GID of the port fits the datagram")
             })?;
             address.global = Some(GlobalRoute {
-                destination: source,
+                destination: Gid(header.source),
                 source_index: own.index as u8,
                 hop_limit: 64,
-                ..GlobalRoute::default()
+                flow_label: header.flow_label,
+                traffic_class: header.traffic_class,
             });
         }
         self.create_ah(&address)
-    }
-}
-
-/// Source and destination of the IPv6 header, or of the IPv4 header in the last 20 bytes of the 40
-/// (RoCE v2 over IPv4).
-fn grh_addresses(grh: &[u8; GRH_BYTES]) -> Result<(Gid, Gid)> {
-    let gid = |offset: usize| Gid(std::array::from_fn(|i| grh[offset + i]));
-    let ipv4 = |offset: usize| {
-        let bytes: [u8; 4] = std::array::from_fn(|i| grh[offset + i]);
-        Gid::from(std::net::Ipv4Addr::from(bytes))
-    };
-    match (grh[0] >> 4, grh[20] >> 4) {
-        (6, _) => Ok((gid(8), gid(24))),
-        (_, 4) => Ok((ipv4(32), ipv4(36))),
-        _ => Err(Error::invalid(VERB, "the first 40 bytes are not a routing header")),
     }
 }
 
