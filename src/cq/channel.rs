@@ -145,7 +145,8 @@ pub struct CqEvent {
     not_send: PhantomData<*const ()>,
 }
 
-/// A [`CqEvent`] that may go to another thread.
+/// A [`CqEvent`] that may go to another thread. If it is leaked, destroying its completion queue
+/// waits for ever.
 pub struct DetachedCqEvent {
     channel: CompletionChannel,
     cq: ObjectId,
