@@ -189,10 +189,12 @@ fn errno(reason: PostError) -> c_int {
 /// The queue pair, and what is being built.
 ///
 /// # Safety
-/// `qp` is a program's, between start and complete.
+/// `qp` is a program's queue pair, and the calling thread is between its start and its complete or
+/// abort. The caller uses no other result of this function after the call.
 #[inline(always)]
 unsafe fn of<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut Building) {
-    // SAFETY: the lock of the sends is held, or the program posts in one thread at a time.
+    // SAFETY: the queue pair is alive. Since start this thread holds the lock of the sends, or the
+    // program posts in one thread at a time, so no other thread has a reference to `building`.
     unsafe {
         let queue_pair = Qp::of(qp.cast());
         (queue_pair, &mut *queue_pair.building.get())
@@ -202,12 +204,12 @@ unsafe fn of<'a>(qp: *mut ibv_qp_ex) -> (&'a Qp, &'a mut Building) {
 /// The send queue; `None` if the queue pair does not send.
 ///
 /// # Safety
-/// As for [`post::sends`], if `SENDS`.
+/// As for [`of`], and the queue pair is of type `T`, which sends if `SENDS`.
 #[inline(always)]
 unsafe fn queue<'a, T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
 ) -> Option<&'a mut SendQueue<T, BlueFlame>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: a queue pair of this type has such a send queue, and this thread holds its lock.
     SENDS.then(|| unsafe { post::sends::<T>(qp.cast()) })
 }
 
@@ -218,22 +220,35 @@ unsafe fn queue<'a, T: Posts, const SENDS: bool>(
 /// As for [`of`], and the queue pair is of type `T`.
 unsafe fn detour<'a, T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> &'a mut Building {
     // SAFETY: the caller's promise.
-    let (building, queue) = unsafe { (of(qp).1, queue::<T, SENDS>(qp)) };
+    unsafe {
+        let building = of(qp).1;
+        end_steps::<T, SENDS>(qp, building);
+        building
+    }
+}
+
+/// [`detour`] for callers that have what is being built.
+///
+/// # Safety
+/// As for [`finish`].
+unsafe fn end_steps<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, building: &mut Building) {
     building.detour();
-    if let Some(Err(reason)) = queue.map(SendQueue::end_request) {
+    // SAFETY: the caller's promise. The queue is not a part of what is being built.
+    let ended = unsafe { queue::<T, SENDS>(qp) }.map(SendQueue::end_request);
+    if let Some(Err(reason)) = ended {
         building.fail(errno(reason));
     }
-    building
 }
 
 /// Builds the recorded request after those before it.
 ///
 /// # Safety
-/// As for [`of`], and the queue pair is of type `T`.
+/// As for [`of`], which has returned `building`, and the queue pair is of type `T`.
 #[inline(never)]
 unsafe fn finish<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, building: &mut Building) {
     let stage = replace(&mut building.stage, Stage::None);
-    // SAFETY: the caller's promise; what a program promises is what the batch asks for.
+    // SAFETY: the caller's promise. What a request demands of its memory and keys, the program
+    // promises by its calls.
     unsafe {
         in_batch::<T, SENDS>(qp, building, |building, batch| {
             batch.build_request(&building.request::<T>(stage)?)
@@ -254,12 +269,12 @@ unsafe fn in_batch<T: Posts, const SENDS: bool>(
     if building.has_failed {
         return;
     }
-    // SAFETY: the caller's promise; the queue is used as `of` says.
+    // SAFETY: the caller's promise.
     let begun = unsafe { batch::<T, SENDS>(qp, building) };
     let Some(mut batch) = begun else { return building.fail(libc::EINVAL) };
     let built = build(building, &mut batch);
-    // SAFETY: the batch goes on after these steps; the program posts nothing else before it
-    // completes or aborts the requests.
+    // SAFETY: the batch was begun from these steps. Until complete or abort the send queue is used
+    // only by calls that go on from them: the lock keeps other posts out.
     unsafe { batch.pause(&mut building.steps) };
     if let Err(reason) = built {
         building.fail(errno(reason));
@@ -274,8 +289,8 @@ unsafe fn batch<'a, T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) -> Option<Batch<'a, T, BlueFlame>> {
-    // SAFETY: the caller's promise: since start this thread has the queue, and has used it only for
-    // the requests that it builds.
+    // SAFETY: the caller's promise. Since start the lock has kept other posts out, so the queue was
+    // used only for the requests of these steps.
     unsafe { queue::<T, SENDS>(qp)?.batch_from(&mut building.steps).ok() }
 }
 
@@ -287,9 +302,10 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise, which is that of each of these functions. The steps are those
+    // of the queue.
     unsafe {
-        detour::<T, SENDS>(qp);
+        end_steps::<T, SENDS>(qp, building);
         building.stage = Stage::None;
         if !is_alone::<T, SENDS>(qp, building) {
             if let Some(batch) = batch::<T, SENDS>(qp, building) {
@@ -307,7 +323,8 @@ pub(crate) unsafe fn abort<T: Posts, const SENDS: bool>(
 /// # Safety
 /// The calling thread is between start and complete.
 pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
-    // SAFETY: the caller's promise: no other thread builds requests.
+    // SAFETY: this thread keeps the lock of the sends, so no other thread builds requests, and none
+    // of this thread's calls that do is running. `abort` is the function for this type.
     unsafe {
         let building = &mut *queue_pair.building.get();
         (queue_pair.send.abort)(queue_pair.pointer().cast(), building);
@@ -321,7 +338,8 @@ pub(crate) unsafe fn give_up_for_reset(queue_pair: &Qp) {
 /// # Safety
 /// The calling thread is between start and complete.
 pub(crate) unsafe fn leave_fast_path(queue_pair: &Qp) {
-    // SAFETY: the caller's promise: no other thread builds requests.
+    // SAFETY: this thread keeps the lock of the sends, so no other thread builds requests, and none
+    // of this thread's calls that do is running.
     unsafe { &mut *queue_pair.building.get() }.detour();
 }
 
@@ -458,9 +476,9 @@ unsafe fn post_all<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     building: &mut Building,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise, which is that of each of these functions.
     unsafe {
-        detour::<T, SENDS>(qp);
+        end_steps::<T, SENDS>(qp, building);
         if building.stage != Stage::None && !building.has_failed {
             if is_alone::<T, SENDS>(qp, building) {
                 return post_alone::<T, SENDS>(qp, building);
@@ -499,8 +517,9 @@ unsafe fn post_alone<T: Posts, const SENDS: bool>(
     building: &mut Building,
 ) -> c_int {
     let stage = replace(&mut building.stage, Stage::None);
-    // SAFETY: the caller's promise; what is being built is not part of the queue, and as many bytes
-    // were copied. The program promises what building requires.
+    // SAFETY: the caller's promise. The queue is not a part of what is being built, where the
+    // copied bytes stay until the request is posted. What a request demands of its memory and keys,
+    // the program promises by its calls.
     unsafe {
         let Some(queue) = queue::<T, SENDS>(qp) else { return libc::EINVAL };
         queue.reopen_steps(&mut building.steps);

@@ -118,12 +118,12 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
     let remote = Some(Remote::new(address, rkey));
     // SAFETY: the caller's promise.
     unsafe {
-        let building = of(qp).1;
         match queue::<T, SENDS>(qp).map_or(Ok(false), SendQueue::end_request) {
             Ok(true) if name::<T, SENDS>(qp, opcode, immediate, remote) => return,
-            Ok(_) => building.detour(),
-            Err(reason) => building.fail(errno(reason)),
+            Ok(_) => of(qp).1.detour(),
+            Err(reason) => of(qp).1.fail(errno(reason)),
         }
+        let building = of(qp).1;
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
             // A batch has looked for space.
@@ -209,7 +209,8 @@ pub(super) unsafe fn record_named<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_e
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
 pub(crate) unsafe fn encoded<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, wqe: &[u8]) {
-    // SAFETY: the caller's promise; what a program promises is what the batch asks for.
+    // SAFETY: the caller's promise. What a request demands of its memory and keys, the program
+    // promises by its calls.
     unsafe {
         let building = detour::<T, SENDS>(qp);
         if building.stage != Stage::None {
