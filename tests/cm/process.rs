@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use uverbs::cm::{
     AcceptOptions, Channel, ConnectOptions, Connection, ConnectionRequest, Connector, EventKind,
@@ -24,6 +25,8 @@ const LISTENS: &str = "listens";
 const FORKS: &str = "forks";
 /// Requests a connection from the address that follows, and never confirms it.
 const ASKS: &str = "asks ";
+/// Connects until it fails, with so many descriptors more than it has; the address follows.
+const RUNS_OUT: &str = "runs out ";
 
 pub(crate) fn networked() -> Context {
     uverbs::device("soft").unwrap().open().unwrap()
@@ -44,10 +47,43 @@ fn ask(context: &Context, address: SocketAddr) {
     wait_for_parent();
 }
 
+/// Connections with a device each, kept until a descriptor is missing.
+fn run_out(role: &str) {
+    let (more, to) = role.split_once(' ').unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let has = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    setrlimit(Resource::RLIMIT_NOFILE, has + more.parse::<u64>().unwrap(), hard).unwrap();
+    let mut kept = Vec::new();
+    let connect = || uverbs::cm::connect(to).map(|connection| kept.push(connection));
+    let error = std::iter::repeat_with(connect).find_map(Result::err).unwrap();
+    println!("\nerror {} {}: {error}", error.errno(), error.cure().contains("ulimit -n"));
+}
+
+#[test]
+fn a_client_without_descriptors_is_told_so_and_not_that_nobody_listens() {
+    let context = networked();
+    let mut listener = Listener::builder().context(&context).bind("127.0.0.1:0").unwrap();
+    let address = listener.local_address().unwrap();
+    let server = std::thread::spawn(move || {
+        let mut accepted = Vec::new();
+        while let Ok(connection) = listener.accept_until(Instant::now() + PATIENCE) {
+            accepted.push(connection);
+        }
+    });
+    for more in 8..40 {
+        let said = start(&format!("{RUNS_OUT}{more} {address}")).after("error");
+        assert!(said.starts_with(&format!("{} true", libc::EMFILE)), "{more} more: {said}");
+    }
+    drop(server);
+}
+
 #[test]
 #[ignore = "the other process of the tests below"]
 fn peer() {
     let Some(role) = role() else { return };
+    if let Some(role) = role.strip_prefix(RUNS_OUT) {
+        return run_out(role);
+    }
     let context = networked();
     if let Some(address) = role.strip_prefix(ASKS) {
         return ask(&context, address.parse().unwrap());

@@ -40,6 +40,7 @@ impl Peer {
     pub(crate) fn start(test: &str, role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--ignored", "--nocapture"]).env(ROLE, role);
+        command.env("UVERBS_DEVICE", "soft");
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();

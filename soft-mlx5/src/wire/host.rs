@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 
-use super::{Station, mmsg};
+use super::{Station, is_shortage, mmsg};
 use crate::core::Mtu;
 use crate::packet::Gid;
 use crate::packet::rocev2::UDP_PORT;
@@ -222,12 +222,14 @@ impl Interface {
         }
     }
 
-    /// Whether the machine has a route from this address to another one. Whether a host answers
-    /// there is only known after sending.
+    /// Whether the machine has a route from this address to another one; also true if that is
+    /// unknown, because no descriptor is left. Whether a host answers there is only known after
+    /// sending.
     pub fn has_route_to(&self, gid: Gid) -> bool {
         let Some(there) = self.towards(gid, UDP_PORT) else { return false };
         let socket = UdpSocket::bind(self.scoped(self.ip, 0));
-        socket.and_then(|socket| socket.connect(there)).is_ok()
+        let found = socket.and_then(|socket| socket.connect(there));
+        found.map_or_else(|error| is_shortage(&error), |()| true)
     }
 }
 

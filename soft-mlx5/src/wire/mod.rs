@@ -180,6 +180,13 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
     }
 }
 
+/// Whether an error only says that the process or the machine has no descriptor or no memory left.
+/// It answers no question about others.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    error.raw_os_error().is_some_and(|errno| shortages.contains(&errno))
+}
+
 /// The wire of a device that only reaches itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoWire;

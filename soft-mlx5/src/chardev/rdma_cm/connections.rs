@@ -57,8 +57,8 @@ impl Call<'_> {
         }
         self.claim_port(number)?;
         let State { cma, stack, .. } = &mut *self.state;
+        let listing = stack.publish(cma, id).map_err(errno)?;
         cma.listen(id, stack).map_err(errno)?;
-        let listing = stack.publish(cma, id);
         self.context(number)?.listing = listing;
         Ok(())
     }

@@ -7,6 +7,7 @@
 //! that process listens.
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -15,7 +16,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket
 use uverbs_soft_cm::cma::{Binding, CmaError};
 use uverbs_uapi::cm::PortSpace;
 
-use crate::wire::Station;
+use crate::wire::{Station, is_shortage};
 
 /// The addresses that all processes' devices share.
 const SHARED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -36,22 +37,30 @@ fn prefix(space: PortSpace, at: SocketAddr) -> String {
     format!("uverbs/rdma_cm/{:04x}/{}/{}/", space.0, at.port(), at.ip())
 }
 
-/// Lists a listener while the sockets are open, as far as that is possible.
-pub(super) fn publish(space: PortSpace, binding: &Binding, station: Station) -> Vec<OwnedFd> {
-    let entry = |at| named(&format!("{}{station}", prefix(space, at))).ok();
+/// Lists a listener while the sockets are open, as far as the system has such sockets.
+///
+/// # Errors
+/// A lack of descriptors or memory.
+pub(super) fn publish(
+    space: PortSpace,
+    binding: &Binding,
+    station: Station,
+) -> Result<Vec<OwnedFd>, CmaError> {
+    let entry = |at| unless_short(named(&format!("{}{station}", prefix(space, at)))).transpose();
     shared_of(binding).filter_map(entry).collect()
 }
 
-/// Keeps other processes from the port while the sockets are open, as far as that is possible.
+/// Keeps other processes from the port while the sockets are open, as far as the system has such
+/// sockets.
 ///
 /// # Errors
 /// That of the kernel's table if another process has it: EADDRNOTAVAIL to an id at all addresses,
-/// else EADDRINUSE.
+/// else EADDRINUSE. A lack of descriptors or memory.
 pub(super) fn claim(space: PortSpace, binding: &Binding) -> Result<Vec<OwnedFd>, CmaError> {
     let taken = if binding.is_wildcard { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
     let claim = |at| match named(&format!("{}port", prefix(space, at))) {
         Err(Errno::EADDRINUSE) => Some(Err(CmaError(taken))),
-        result => result.ok().map(Ok),
+        result => unless_short(result).transpose(),
     };
     shared_of(binding).filter_map(claim).collect()
 }
@@ -63,12 +72,31 @@ fn named(name: &str) -> nix::Result<OwnedFd> {
     Ok(entry)
 }
 
+/// What was found or made; `None` if the system has no such thing.
+///
+/// # Errors
+/// A lack of descriptors or memory, which says nothing about others.
+pub(super) fn unless_short<T, E>(result: Result<T, E>) -> Result<Option<T>, CmaError>
+where
+    io::Error: From<E>,
+{
+    match result.map_err(io::Error::from) {
+        Err(error) if is_shortage(&error) => {
+            Err(CmaError(error.raw_os_error().unwrap_or(libc::ENOMEM)))
+        }
+        result => Ok(result.ok()),
+    }
+}
+
 /// The station of a listener of any process.
-pub(super) fn find(space: PortSpace, to: SocketAddr) -> Option<Station> {
-    let sockets = std::fs::read_to_string("/proc/self/net/unix").ok()?;
+///
+/// # Errors
+/// A lack of descriptors or memory.
+pub(super) fn find(space: PortSpace, to: SocketAddr) -> Result<Option<Station>, CmaError> {
+    let sockets = unless_short(std::fs::read_to_string("/proc/self/net/unix"))?;
     let is_one = |shared: &IpAddr| shared.is_ipv4() == to.is_ipv4();
-    let at = SHARED.into_iter().find(is_one).map(|shared| SocketAddr::new(shared, to.port()))?;
-    station_in(&sockets, &prefix(space, at))
+    let at = SHARED.into_iter().find(is_one).map(|shared| SocketAddr::new(shared, to.port()));
+    Ok(sockets.zip(at).and_then(|(sockets, at)| station_in(&sockets, &prefix(space, at))))
 }
 
 /// The last column of /proc/net/unix is the name, with `@` for the abstract namespace. Only one
@@ -98,10 +126,11 @@ mod tests {
     #[test]
     fn a_listener_is_found_while_it_is_listed() {
         let station = Station::new(Ipv4Addr::new(127, 21, 3, 4)).unwrap();
-        let find = |space, address| super::find(space, at(address));
+        let find = |space, address| super::find(space, at(address)).unwrap();
         for (own, found) in [("0.0.0.0", [true, false]), ("::1", [false, true]), ("::", [true; 2])]
         {
-            let entries = publish(PortSpace::IPOIB, &Binding::new(at(own)), station);
+            let binding = Binding::new(at(own));
+            let entries = publish(PortSpace::IPOIB, &binding, station).unwrap();
             for (to, is_found) in ["127.0.0.1", "::1"].into_iter().zip(found) {
                 let expected = is_found.then_some(station);
                 assert_eq!(find(PortSpace::IPOIB, to), expected, "{own}, {to}");

@@ -1,6 +1,7 @@
 //! The IP addresses of software devices: those of their stations on the loopback network, or of the
 //! machine's interfaces.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 
@@ -46,10 +47,13 @@ impl Stack {
     }
 
     /// Lists a listener that 127.0.0.1 or ::1 leads to.
-    pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Vec<OwnedFd> {
+    ///
+    /// # Errors
+    /// See [`directory::publish`].
+    pub(super) fn publish(&self, cma: &Cma, id: CmaId) -> Result<Vec<OwnedFd>, CmaError> {
         match (cma.binding(id), self.on_network().and_then(|device| self.station_of(device))) {
             (Some((space, binding)), Some(station)) => directory::publish(space, binding, station),
-            _ => Vec::new(),
+            _ => Ok(Vec::new()),
         }
     }
 
@@ -65,8 +69,12 @@ impl Stack {
     }
 
     /// The station of a listener of any process, if the stations of processes are reached.
-    fn listener_of_machine(&self, space: PortSpace, to: SocketAddr) -> Option<Station> {
-        self.on_network().and_then(|_| directory::find(space, to))
+    fn listener_of_machine(
+        &self,
+        space: PortSpace,
+        to: SocketAddr,
+    ) -> Result<Option<Station>, CmaError> {
+        self.on_network().map_or(Ok(None), |_| directory::find(space, to))
     }
 
     fn numbers(&self) -> impl Iterator<Item = DeviceNumber> {
@@ -109,39 +117,39 @@ impl Stack {
     }
 
     /// The route from a device at an address of an interface; `None` if no such device is meant.
-    fn route_outside(&self, source: Option<IpAddr>, to: IpAddr) -> Option<Result<Route, CmaError>> {
-        let device = match source {
-            Some(source) => self.find_at(source)?,
-            None => self.find_at(to).or_else(|| self.first_towards(to))?,
+    fn route_outside(&self, source: Option<IpAddr>, to: IpAddr) -> Result<Option<Route>, CmaError> {
+        let device = match source.map_or_else(|| self.find_at(to), |source| self.find_at(source)) {
+            None if source.is_none() => self.first_towards(to)?,
+            found => found,
         };
-        let options = self.options(device)?;
-        let own = interface_of(options)?;
+        let interface = |device| Some((device, interface_of(self.options(device)?)?));
+        let Some((device, own)) = device.and_then(interface) else { return Ok(None) };
         let addressing =
             Addressing { hop_limit: HOP_LIMIT, ..Addressing::roce(own.gid(), gid_at(to)) };
-        let is_reached = to.is_multicast() || own.ip() == to || own.has_route_to(gid_at(to));
-        Some(if is_reached {
-            Ok(Route { device, source: own.ip(), addressing })
+        if to.is_multicast() || own.ip() == to || own.has_route_to(gid_at(to)) {
+            Ok(Some(Route { device, source: own.ip(), addressing }))
         } else {
             Err(NO_ROUTE)
-        })
+        }
     }
 
     /// The device at the address that the machine's routes would send from, else the first that
     /// has a way there.
-    fn first_towards(&self, to: IpAddr) -> Option<DeviceNumber> {
+    fn first_towards(&self, to: IpAddr) -> Result<Option<DeviceNumber>, CmaError> {
         // The machine has routes from each interface to loopback addresses, but a device there does
         // not reach the stations.
         if station_at(to).is_some() && self.on_network().is_some() {
-            return None;
+            return Ok(None);
         }
-        let preferred = source_towards(to).and_then(|source| self.find_at(source));
+        let preferred =
+            directory::unless_short(source_towards(to))?.and_then(|source| self.find_at(source));
         let reaches = |device: &DeviceNumber| {
             let own = self.options(*device).and_then(interface_of);
             own.is_some_and(|own| {
                 own.ip().is_ipv4() == to.is_ipv4() && own.has_route_to(gid_at(to))
             })
         };
-        preferred.or_else(|| (0..self.devices.len()).find(reaches))
+        Ok(preferred.or_else(|| (0..self.devices.len()).find(reaches)))
     }
 
     /// The route to the listener of a port, in whatever process; else to the device itself.
@@ -151,7 +159,7 @@ impl Stack {
         to: SocketAddr,
         space: PortSpace,
     ) -> Result<Route, CmaError> {
-        let listener = self.listener_of_machine(space, to);
+        let listener = self.listener_of_machine(space, to)?;
         let device = match (source, listener.and_then(|station| self.find(station))) {
             (Some(source), _) => self.interface_of(source)?.device,
             (None, Some(own)) => own,
@@ -243,7 +251,8 @@ impl Addresses for Stack {
             return Ok(Interface { device, gid: gid_of(options, address) });
         }
         // Of another interface of the machine?
-        let is_own = !address.is_loopback() && UdpSocket::bind((address, 0)).is_ok();
+        let is_own = !address.is_loopback()
+            && directory::unless_short(UdpSocket::bind((address, 0)))?.is_some();
         Err(if is_own { NO_DEVICE } else { NOT_OWN })
     }
 
@@ -256,8 +265,8 @@ impl Addresses for Stack {
         if is_machine(to.ip()) {
             return self.route_to_machine(source, to, space);
         }
-        if let Some(route) = self.route_outside(source, to.ip()) {
-            return route;
+        if let Some(route) = self.route_outside(source, to.ip())? {
+            return Ok(route);
         }
         if to.ip().is_multicast() {
             return self.route_to_group(source, to.ip());
@@ -292,14 +301,14 @@ fn interface_of(options: &Options) -> Option<&NetInterface> {
 }
 
 /// The address that the machine's routes send from to this one.
-fn source_towards(to: IpAddr) -> Option<IpAddr> {
+fn source_towards(to: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect((to, 4791)).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((to, 4791))?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// Whether an address is a wildcard, whatever stations there are.

@@ -21,7 +21,7 @@ use nix::unistd::geteuid;
 
 use super::Users;
 use crate::passed::{Received, receive};
-use crate::wire::{Station, private};
+use crate::wire::{Station, is_shortage, private};
 
 /// The first bytes on a connection: the rest is in the format of this version of the ring.
 const MAGIC: [u8; 8] = *b"uvring\0\x01";
@@ -43,10 +43,10 @@ fn stream() -> nix::Result<OwnedFd> {
 /// filter may forbid them).
 ///
 /// # Errors
-/// `AddrInUse` if another process has it.
+/// `AddrInUse` if another process has it; a lack of descriptors or memory.
 pub(in crate::wire) fn claim(station: Station) -> io::Result<Option<OwnedFd>> {
-    match name(station).and_then(|name| bind_name(&name)) {
-        Err(Errno::EADDRINUSE) => Err(Errno::EADDRINUSE.into()),
+    match name(station).and_then(|name| bind_name(&name)).map_err(io::Error::from) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse || is_shortage(&error) => Err(error),
         result => Ok(result.ok()),
     }
 }
