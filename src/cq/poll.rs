@@ -136,7 +136,8 @@ impl CompletionQueue<Raw> {
 #[derive(Debug)]
 pub struct Completion<'c> {
     /// The slot: filled with what was received or read. `None` for inline data, and for a send that
-    /// was posted unsignaled and failed: its slot goes back to its slab.
+    /// was posted unsignaled and failed: [`Slab::free`](crate::Slab::free) says when its slot goes
+    /// back to its slab.
     pub slot: Option<Slot>,
     /// Everything else. Its `wr_id` and `user_context` mean nothing here; see [`Slot::tag`].
     pub completion: provider::Completion<'c>,

@@ -179,8 +179,10 @@ impl Slab {
         self.0.slots.first().map_or(0, Header::capacity)
     }
 
-    /// Slots that are neither held nor in flight. Those of a queue pair that is gone count once its
-    /// completion queues have been polled past what was in them.
+    /// Slots that are neither held nor in flight. A slot that was sent unsignaled counts once the
+    /// completion of a later signaled send was polled, also if its own send failed. All of a queue
+    /// pair that was reset or is gone count once its completion queues have been polled past what
+    /// was in them.
     pub fn free(&self) -> usize {
         self.context().inner().kept.release_ready();
         self.0.free.lock().map_or(0, |free| free.len())
