@@ -27,9 +27,9 @@ use crate::mlx5::uar::Register as Page;
 
 /// A queue pair of kind `T` that rings register `R`.
 ///
-/// Posting takes `&mut self`, which is all the locking there is. Sends and receives may be posted
-/// by different threads through [`QueuePair::queues`]; completions are polled from the completion
-/// queues, by any thread.
+/// Posting takes `&mut self`, which is all the locking there is. Where one thread sends and another
+/// one receives, the receiver has a shared receive queue (`ProtectionDomain::create_srq`) and a
+/// completion queue of its own. The raw layer also lends both sides ([`QueuePair::queues`]).
 ///
 /// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw
 /// requests name is the program's again. If it cannot be destroyed (it is a member of a multicast
