@@ -105,7 +105,9 @@ pub enum PollError {
         "the completion queue overran: it was made for fewer completions than were outstanding"
     )]
     Overrun,
-    /// The device is gone.
+    /// The device is gone. Polls say so once the program has taken the asynchronous event that
+    /// reports it (DEVICE_FATAL, `Context::get_event`). Until then they find an empty queue: a
+    /// program that takes no events may poll it for ever.
     #[error("the device is gone")]
     DeviceRemoved,
 }
