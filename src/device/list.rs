@@ -151,14 +151,14 @@ fn software() -> Result<Device> {
 }
 
 impl Device {
-    /// A device that runs on the given software device rather than on the process's shared one.
+    /// A device that runs on the given software device rather than on the process's shared one. A
+    /// program that goes on to control it, to remove it or to make it fail, passes a clone.
     #[cfg(feature = "soft")]
     pub fn from_soft(soft: uverbs_soft::chardev::SoftDevice) -> Self {
         Self::from_shared_soft(Arc::new(soft))
     }
 
-    /// As [`Device::from_soft`], for a software device that the program still controls: to remove
-    /// it, or to make it fail.
+    /// As [`Device::from_soft`], for a program that has it in an `Arc` already.
     #[cfg(feature = "soft")]
     pub fn from_shared_soft(soft: Arc<uverbs_soft::chardev::SoftDevice>) -> Self {
         Self(Source::Soft(channel::SoftSource::new(soft)))
