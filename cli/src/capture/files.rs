@@ -3,9 +3,12 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use uverbs::ethernet::recording::{Recorder, Snapped};
 
 use crate::args::Capture;
@@ -122,6 +125,8 @@ impl Open {
         let what = || format!("cannot create {}", path.display());
         let mut options = OpenOptions::new();
         options.write(true).truncate(true).create(overwrite).create_new(!overwrite);
+        // SIGINT is blocked by now, so it could not end a wait for the reader of a FIFO.
+        options.custom_flags(OFlag::O_NONBLOCK.bits());
         let opened = match options.open(path) {
             Err(_) if path.is_dir() => {
                 let what = format!("{} is a directory: name a file in it", path.display());
@@ -131,8 +136,13 @@ impl Open {
                 let what = format!("{} exists already: --overwrite replaces it", path.display());
                 return Err(Failure::failed(what));
             }
+            Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) => {
+                let what = format!("no program reads {}: start its reader first", path.display());
+                return Err(Failure::failed(what));
+            }
             opened => opened.context(what)?,
         };
+        fcntl(&opened, FcntlArg::F_SETFL(OFlag::empty())).context(what)?;
         let file = BufWriter::with_capacity(BUFFER, opened);
         let mut recorder = Recorder::new(file, interface).context(what)?;
         // So that a full disk is reported at once.

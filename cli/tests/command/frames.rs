@@ -1,7 +1,8 @@
 //! `uverbs capture` and `uverbs replay`, between two processes.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -145,6 +146,25 @@ fn a_sniffer_takes_no_frames_from_other_captures() {
     kill(Pid::from_raw(sniffing.id() as i32), Signal::SIGTERM).expect("kill");
     sniffing.end().success();
     assert!(own().eq(frames));
+}
+
+/// A capture into a FIFO waits for no reader, since signals would not end the wait.
+#[test]
+fn a_capture_into_a_fifo_needs_its_reader() {
+    let scratch = Scratch::new("captured-into-a-fifo");
+    let fifo = scratch.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    let path = fifo.to_str().expect("UTF-8");
+    let arguments = ["capture", path, "--overwrite", "--device", "soft", "--seconds", "1"];
+    run(&arguments).failure(1, "no program reads");
+
+    let without_waiting = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let reader = fs::OpenOptions::new().read(true).custom_flags(without_waiting).open(&fifo);
+    run(&arguments).success();
+    let mut reader = reader.expect("a reader");
+    let mut recorded = Vec::new();
+    reader.read_to_end(&mut recorded).expect("a recording");
+    assert!(Recording::new(&recorded[..]).is_ok());
 }
 
 /// A capture that the device or the system refuses leaves no file.
