@@ -33,8 +33,9 @@ const GONE: u64 = 50_000;
 const NAP: (u64, u64) = (25_000, 1_000_000);
 
 /// A program's thread that sleeps in place of the device's thread says until when. The device's
-/// thread relies on that for at most this time, in nanoseconds: its own longest sleep.
-const ASLEEP: u64 = 8_000_000;
+/// thread relies on that for at most this time, in nanoseconds: its own longest sleep, and what the
+/// program's may end late.
+const ASLEEP: u64 = 8_500_000;
 
 /// State that programs' threads and the device's thread share.
 #[derive(Debug, Default)]

@@ -95,6 +95,15 @@ pub(super) enum Slept {
     Until(Readable),
 }
 
+impl Slept {
+    fn ready(&self) -> Option<Readable> {
+        match *self {
+            Self::Not => None,
+            Self::Until(ready) => Some(ready),
+        }
+    }
+}
+
 impl Worker {
     /// Looks once, and sleeps if it is time to. Returns whether to let other threads run now.
     fn turn(&mut self, shared: &Shared) -> bool {
@@ -124,6 +133,7 @@ impl Worker {
         files: &[BorrowedFd<'_>],
         timeout: impl FnOnce(&Pacing, u64, Option<u64>) -> Option<u64>,
     ) -> nix::Result<Slept> {
+        let done = shared.work.done();
         // Announced before the look, so that work that comes after the look wakes this thread.
         shared.waker.prepare_sleep();
         let look = self.look(shared, now, whose);
@@ -132,17 +142,21 @@ impl Worker {
             Ok(Slept::Not)
         } else {
             let timeout = timeout(&self.pacing, now, look.deadline);
-            self.sleep(shared, now, files, timeout)
+            self.sleep(shared, files, timeout)
         };
-        let was_woken = matches!(&slept, Ok(Slept::Until(ready)) if ready.waker);
-        shared.waker.end_sleep(was_woken);
+        let ready = slept.as_ref().ok().and_then(Slept::ready);
+        shared.waker.end_sleep(ready.is_some_and(|ready| ready.waker));
+        // Woken by a thread that begins to wait, the next look finds what that thread has rung, and
+        // is the first work if there is any. A command may be followed by a doorbell.
+        if ready.is_some_and(|ready| ready.wire || shared.work.done() != done) {
+            self.pacing.woken(now);
+        }
         slept
     }
 
     pub(super) fn sleep(
         &mut self,
         shared: &Shared,
-        now: u64,
         files: &[BorrowedFd<'_>],
         timeout: Option<u64>,
     ) -> nix::Result<Slept> {
@@ -156,9 +170,6 @@ impl Worker {
         fds.push(shared.waker.as_fd());
         wire.poll_fds(&mut fds);
         let ready = readable(&fds, files.len(), timeout)?;
-        if ready.waker || ready.wire {
-            self.pacing.woken(now);
-        }
         self.woken(ready.wire);
         Ok(Slept::Until(ready))
     }

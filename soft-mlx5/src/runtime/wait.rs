@@ -31,6 +31,13 @@ const APART: (u64, u64) = (100_000, 8_000_000);
 /// nanoseconds.
 const SLEEPS: u64 = 8_000_000;
 
+/// How long the device's own thread stands by while this thread sleeps with this timeout. Sleeps
+/// end late, by some 50 us or more: without a reserve that thread would take over each time, and
+/// this one would wake it to get the device back.
+fn apart_for(timeout: Option<u64>) -> u64 {
+    timeout.map_or(SLEEPS, |timeout| timeout + (timeout / 4).min(500_000))
+}
+
 /// Which files are readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Readable {
@@ -138,7 +145,7 @@ impl Wait<'_> {
             Err(TryLockError::WouldBlock) => {
                 // The thread that has it may be asleep. It is woken to see what this thread rang;
                 // if it is the device's own thread, it then leaves the device to this one.
-                shared.standby.note_wait(now.saturating_add(self.apart));
+                shared.standby.note_wait(now.saturating_add(apart_for(Some(self.apart))));
                 shared.sweep_anew();
                 return self.stay_apart();
             }
@@ -178,7 +185,7 @@ impl Wait<'_> {
             let look = pacing.timeout_above(SHORTEST, now, deadline);
             let timeout = look.into_iter().chain(left).min();
             // The device's own thread keeps out of the way meanwhile.
-            shared.standby.note_wait(now.saturating_add(timeout.unwrap_or(SLEEPS)));
+            shared.standby.note_wait(now.saturating_add(apart_for(timeout)));
             timeout
         })
     }

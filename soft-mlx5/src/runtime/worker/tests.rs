@@ -9,6 +9,7 @@ use super::*;
 use crate::core::{Core, CoreConfig, Event, Qpn};
 use crate::memory::BufferMemory;
 use crate::packet::{Addressing, Gid};
+use crate::runtime::thread::Slept;
 use crate::runtime::{Doorbell, Host, Runtime, UarPage, UarRegion};
 use crate::wire::{NoWire, Waker};
 
@@ -50,6 +51,30 @@ fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
     });
     while look() {}
     assert_eq!(doorbell.load(Ordering::Relaxed), 0, "it sleeps and does not see the doorbell");
+}
+
+/// Otherwise two threads that wake each other for nothing would keep a device from its long sleeps.
+#[test]
+fn a_thread_that_begins_to_wait_does_not_count_as_work_by_itself() {
+    let runtime = runtime(NoWire);
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    runtime.control(|machine| attach(machine, &region)).unwrap();
+    let shared = &*runtime.shared;
+    let mut worker = shared.worker.lock().unwrap();
+    let later = clock::now() + 10_000_000_000;
+    assert!(!worker.look(shared, later, Whose::Waiting).did_work);
+    let quiet = worker.pacing.timeout(later, None);
+    let mut sleep = |wake: &dyn Fn()| {
+        let timeout = |_: &Pacing, _, _| {
+            wake();
+            Some(0)
+        };
+        let slept = worker.look_and_sleep(shared, later, Whose::Waiting, &[], timeout).unwrap();
+        assert!(matches!(slept, Slept::Until(ready) if ready.waker), "{slept:?}");
+        worker.pacing.timeout(later, None)
+    };
+    assert_eq!(sleep(&|| shared.sweep_anew()), quiet);
+    assert!(sleep(&|| runtime.control(|_| ()).unwrap()) < quiet, "a command");
 }
 
 fn attach(machine: &mut Machine, region: &Arc<UarRegion>) {
@@ -330,6 +355,6 @@ fn a_look_after_a_sleep_reads_the_files_only_if_they_were_readable() {
     sleep(&mut worker);
     shared.waker.prepare_sleep();
     shared.waker.wake();
-    worker.sleep(shared, 0, &[], None).unwrap();
+    worker.sleep(shared, &[], None).unwrap();
     assert!(!read(&mut worker), "the waker ended the sleep");
 }
