@@ -126,6 +126,7 @@ impl Link {
             match self.channel.next_event_until(until) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::TimedOut && deadline != Some(until) => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut => return Err(open_still(error)),
                 event => self.take(event?)?,
             }
         }
@@ -171,6 +172,12 @@ impl Link {
             Some(End::Removed) => Err(removed()),
         }
     }
+}
+
+fn open_still(error: Error) -> Error {
+    error
+        .because("the peer has neither ended the connection nor agreed to its end")
+        .cure_with("the peer calls disconnect, has_ended or wait_disconnected")
 }
 
 fn removed() -> Error {

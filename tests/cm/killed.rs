@@ -10,7 +10,7 @@ use uverbs::cm::{
 };
 use uverbs::qp_type::Rc;
 use uverbs::soft::SoftDevice;
-use uverbs::{CompletionQueue, Context, Device, QueuePair};
+use uverbs::{CompletionQueue, Context, Device, ErrorKind, QueuePair};
 
 use crate::long::queue_pair;
 use crate::peer::{Peer, wait_for_parent};
@@ -277,7 +277,9 @@ fn a_server_killed_before_it_answers_a_disconnect_has_disconnected() {
     peer.after("ready");
     peer.stop();
     client.disconnect().unwrap();
-    assert!(client.wait_disconnected(Some(Duration::from_millis(50))).is_err());
+    let error = client.wait_disconnected(Some(Duration::from_millis(50))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("the peer has neither ended the connection"), "{error}");
     peer.kill();
     client.wait_disconnected(Some(PATIENCE)).unwrap();
     drop(client);
