@@ -24,7 +24,8 @@ use crate::qp::{AccessFlags, QueuePair};
 const RESOLVE: Duration = Duration::from_secs(2);
 
 /// Connects to a listener at `address`, on the device that leads there, and returns a queue pair
-/// that is ready. [`Connector`] has the options, and [`cm`](super) an example.
+/// that is ready. [`Connector`] has the options, and [`cm`](super) an example. Each call opens the
+/// device: many connections take fewer descriptors with a [`Connector::context`].
 ///
 /// # Errors
 /// As [`Connector::connect`].
