@@ -122,9 +122,12 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
             .with_kind(ErrorKind::Permission)
             .because("ports below 1024 are for privileged programs")
             .cure_with("choose another port, or give the program CAP_NET_BIND_SERVICE"),
-        Errno::ENETUNREACH | Errno::EHOSTUNREACH => error
-            .because(format!("there is no route to {place}"))
-            .cure_with("check the address (ip route get ADDRESS)"),
+        Errno::ENETUNREACH | Errno::EHOSTUNREACH => {
+            error.because(format!("there is no route to {place}")).cure_with(
+                "check the address (ip route get ADDRESS); a software device needs that of an \
+                 interface to leave the machine's loopback network (UVERBS_SOFT_ADDRESS)",
+            )
+        }
         Errno::ETIMEDOUT => error
             .with_kind(ErrorKind::TimedOut)
             .because(format!("{place} does not answer; the peer may have ended"))

@@ -23,6 +23,7 @@ fn what_is_wrong_with_the_own_end_is_not_said_of_the_peer() {
     assert!(said.contains("one of the two addresses is IPv4"), "{said}");
     let said = explained(Errno::ENETUNREACH, own);
     assert!(said.contains("no route to 10.1.2.3"), "{said}");
+    assert!(said.contains("UVERBS_SOFT_ADDRESS"), "{said}");
     let any = explain(Error::os("bind_addr", Errno::EADDRNOTAVAIL), "0.0.0.0:0".parse().ok());
     assert!(any.to_string().contains("no local port is free"), "{any}");
 }
