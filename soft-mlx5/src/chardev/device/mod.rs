@@ -190,7 +190,9 @@ impl SoftDevice {
         self.shared.faults.clear()
     }
 
-    /// The number of kernel objects (handles) of all open files.
+    /// The number of kernel objects (handles) of all open files. Some belong to no object of the
+    /// program: the library keeps doorbell pages for a context's next queue pairs until the context
+    /// is closed, also those of a queue pair that was not made or is gone.
     pub fn handle_count(&self) -> usize {
         self.shared.files().iter().map(|file| file.lock().handles.iter().count()).sum()
     }
