@@ -211,7 +211,12 @@ pub mod soft {
     pub use uverbs_soft::core::{AsyncKind, Cqn, EventObject, Qpn, Srqn};
     #[doc(hidden)]
     pub use uverbs_soft::signals;
-    pub use uverbs_soft::{fault, packet, prng, replay, settings, wire};
+    pub use uverbs_soft::{fault, prng, replay, settings, wire};
+    /// The packets on a wire.
+    pub mod packet {
+        #[doc(inline)]
+        pub use uverbs_soft::packet::*;
+    }
     pub use uverbs_uapi::objects;
 }
 

@@ -58,7 +58,7 @@ pub enum Fault {
 pub struct Rule {
     /// Which packets count, for example `Opcode::RC_ACKNOWLEDGE` or
     /// `Opcode::send(Transport::Rc, Position::Middle, Headers::empty())` of
-    /// [`packet`](crate::packet).
+    /// `packet`.
     pub opcode: Option<Opcode>,
     /// Which of them is hit, from 1.
     pub nth: u64,

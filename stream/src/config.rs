@@ -166,7 +166,7 @@ impl Config {
     }
 
     /// Lets ids that connect bind to the same address, if they allow it too
-    /// ([`ListenerBuilder::reuse_address`](uverbs::cm::ListenerBuilder::reuse_address)). Another id
+    /// (`uverbs::cm::ListenerBuilder::reuse_address`). Another id
     /// cannot listen there.
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
@@ -186,7 +186,7 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `ConnectionRefused` with the peer's
-    /// [`Rejection`](uverbs::cm::Rejection) among the sources; `InvalidData` if the peer is not a
+    /// `uverbs::cm::Rejection` among the sources; `InvalidData` if the peer is not a
     /// stream; `TimedOut`; `NotFound` if no RDMA device leads to the address; other errors of the
     /// kernel.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<Stream> {

@@ -113,11 +113,11 @@ open_values! {
         RESIZE = 5 => "RESIZE_CQ",
         /// A CQE without a packet (tag matching).
         NO_PACKET = 6 => "NO_PACKET",
-        /// A signature check failed; layout [`SignatureErrorCqe`](super::SignatureErrorCqe).
+        /// A signature check failed; layout `SignatureErrorCqe`.
         SIGNATURE_ERROR = 12 => "SIG_ERR",
-        /// A send WQE failed; layout [`ErrorCqe`](super::ErrorCqe).
+        /// A send WQE failed; layout `ErrorCqe`.
         REQUESTER_ERROR = 13 => "REQ_ERR",
-        /// A receive WQE failed; layout [`ErrorCqe`](super::ErrorCqe).
+        /// A receive WQE failed; layout `ErrorCqe`.
         RESPONDER_ERROR = 14 => "RESP_ERR",
         /// Nothing was written here yet: software fills a new ring with this.
         INVALID = 15 => "INVALID",
@@ -153,7 +153,7 @@ impl CqeOpcode {
         )
     }
 
-    /// Whether the CQE has the layout of [`ErrorCqe`](super::ErrorCqe).
+    /// Whether the CQE has the layout of `ErrorCqe`.
     pub const fn is_error(self) -> bool {
         matches!(self, Self::REQUESTER_ERROR | Self::RESPONDER_ERROR)
     }

@@ -233,8 +233,7 @@ impl Copied {
 }
 
 impl Default for WorkCompletion {
-    /// A completion of no request, for arrays that
-    /// [`CompletionQueue::poll_into`](super::CompletionQueue::poll_into) fills.
+    /// A completion of no request, for arrays that `CompletionQueue::poll_into` fills.
     fn default() -> Self {
         Self {
             wr_id: 0,
