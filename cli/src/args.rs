@@ -472,9 +472,11 @@ pub(crate) struct TransferRecv {
 
 #[derive(Debug, Args)]
 pub(crate) struct TransferSend {
-    /// The files, and last the receiver's host name or address
-    #[arg(num_args = 1.., required = true, value_names = ["FILE", "HOST"])]
-    pub(crate) files_and_host: Vec<PathBuf>,
+    /// The files
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// The receiver's host name or address
+    pub(crate) host: String,
     /// The receiver's TCP port
     #[arg(long, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,
