@@ -7,7 +7,7 @@ use uverbs::op;
 use uverbs::qp::PostFlags;
 
 use super::protocol::{Hello, Memory, Ready, Step, Verified, Welcome};
-use super::report::Report;
+use super::report::{Report, announce};
 use super::slots::End;
 use super::{Plan, SERVICE};
 use crate::args::{Op, Pingpong};
@@ -23,7 +23,7 @@ pub(super) fn run(arguments: &Pingpong, plan: Plan, host: &str) -> Outcome {
     let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
     let code = Code::to_connect(&arguments.pair.code);
     let peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
-    play(&chosen, peer, plan, arguments.events)?.print(arguments.pair.json)
+    play(arguments, &chosen, peer, plan)?.print(arguments.pair.json)
 }
 
 /// Runs the client of a server that it starts itself.
@@ -31,14 +31,18 @@ pub(super) fn run_with_server(arguments: &Pingpong, plan: Plan) -> Outcome {
     let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
     let mode = if arguments.events { "--events" } else { "--poll" };
     let mut server = Server::start(SERVICE, &chosen, &[mode])?;
-    let report = play(&chosen, server.connect()?, plan, arguments.events)?;
+    let report = play(arguments, &chosen, server.connect()?, plan)?;
     server.finish()?;
     report.print(arguments.pair.json)
 }
 
 /// Exchanges messages with the server at the other end of `peer`.
-pub(super) fn play(chosen: &Chosen, peer: Rendezvous, plan: Plan, sleeps: bool) -> Outcome<Report> {
+fn play(arguments: &Pingpong, chosen: &Chosen, peer: Rendezvous, plan: Plan) -> Outcome<Report> {
+    let sleeps = arguments.events;
     let mut end = End::new(chosen, peer, plan, sleeps)?;
+    if !arguments.pair.json {
+        announce(chosen, &end.peer.peer(), plan, sleeps)?;
+    }
     let played = run_game(&mut end);
     let (latency, elapsed, server) =
         played.inspect_err(|failure| end.peer.abort(&failure.to_string()))?;

@@ -16,7 +16,7 @@ use uverbs::qp::PostFlags;
 use uverbs::{Endpoint, Gid, Mtu, op};
 
 use super::Plan;
-use super::report::Report;
+use super::report::{self, Report};
 use crate::args::{Op, Pingpong};
 use crate::device::{self, Chosen};
 use crate::failure::{Context, Failure, Outcome};
@@ -53,10 +53,13 @@ pub(super) fn run(arguments: &Pingpong, plan: Plan) -> Outcome {
         (Some(host), _) => end.meet_server(host, arguments.port)?,
         (None, address) => end.meet_client(arguments, address.unwrap_or(LOOPBACK))?,
     }
+    let peer = arguments.host.clone().unwrap_or_else(|| "ibv_rc_pingpong".into());
+    if !arguments.pair.json {
+        report::announce(&chosen, &peer, plan, false)?;
+    }
     let began = Instant::now();
     let latency = end.play(arguments.host.is_some()).map_err(|failure| end.rounds_of(failure))?;
     let elapsed = began.elapsed();
-    let peer = arguments.host.clone().unwrap_or_else(|| "ibv_rc_pingpong".into());
     Report::new(&chosen, peer, plan, false, end.verified, elapsed, latency)
         .print(arguments.pair.json)
 }

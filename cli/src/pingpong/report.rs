@@ -27,8 +27,28 @@ pub(super) struct Report {
     seconds: f64,
     round_trips_per_second: f64,
     latency: Percentiles,
-    #[serde(skip)]
-    device_line: String,
+}
+
+/// What is known before the messages, as text.
+pub(super) fn announce(chosen: &Chosen, peer: &str, plan: Plan, sleeps: bool) -> Outcome {
+    let name = serde_json::to_value(plan.op).ok();
+    let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
+    let Plan { size, iters, .. } = plan;
+    print(lines(&[
+        ("device", chosen.device_line()),
+        ("link", chosen.link_line()),
+        ("peer", peer.to_owned()),
+        ("test", format!("{name}, {size} bytes, {iters} round trips, {}", mode(sleeps))),
+    ]))
+}
+
+fn mode(sleeps: bool) -> &'static str {
+    if sleeps { "events" } else { "poll" }
+}
+
+fn lines(lines: &[(&str, String)]) -> String {
+    let lines: Vec<_> = lines.iter().map(|(name, value)| format!("{name:<9} {value}")).collect();
+    lines.join("\n")
 }
 
 impl Report {
@@ -51,12 +71,11 @@ impl Report {
             op: plan.op,
             size: plan.size,
             iters: plan.iters,
-            mode: if sleeps { "events" } else { "poll" },
+            mode: mode(sleeps),
             bytes_verified,
             seconds: elapsed.as_secs_f64(),
             round_trips_per_second: plan.iters as f64 / elapsed.as_secs_f64().max(1e-9),
             latency: latency.percentiles(),
-            device_line: chosen.device_line(),
         }
     }
 
@@ -64,23 +83,12 @@ impl Report {
         if json { print_json(self) } else { print(self.text()) }
     }
 
+    /// What [`announce`] has not said.
     fn text(&self) -> String {
-        let name = serde_json::to_value(self.op).ok();
-        let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
-        let lines = [
-            ("device", self.device_line.clone()),
-            ("link", self.device.link.clone()),
-            ("peer", self.peer.clone()),
-            (
-                "test",
-                format!("{name}, {} bytes, {} round trips, {}", self.size, self.iters, self.mode),
-            ),
+        lines(&[
             ("verified", format!("{} bytes, all as expected", self.bytes_verified)),
             ("rate", format!("{:.0} round trips/s", self.round_trips_per_second)),
             ("latency", format!("{} (round trip)", self.latency)),
-        ];
-        let lines: Vec<String> =
-            lines.iter().map(|(name, value)| format!("{name:<9} {value}")).collect();
-        lines.join("\n")
+        ])
     }
 }

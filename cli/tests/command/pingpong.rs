@@ -96,6 +96,15 @@ fn the_report_tells_device_link_bytes_rate_and_percentiles() {
     assert!(at("p99_9_us") <= at("max_us") * 1.001, "{report}");
 }
 
+/// The other end of a client that is still running has said as much.
+#[test]
+fn the_connecting_end_tells_what_it_does_before_it_does_it() {
+    let mut running = Running::start(&mut uverbs(&["pingpong", "--iters", "1000000000"]));
+    running.line("device    soft0");
+    running.line("test      send, 64 bytes, 1000000000 round trips, poll");
+    running.kill();
+}
+
 #[test]
 fn without_a_real_device_the_software_one_is_taken_and_the_reason_told() {
     if !uverbs_is_alone() {
