@@ -25,15 +25,12 @@ use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText, parse_hex};
 use crate::by_address::{self, Connected, Offer};
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
+use crate::gone::Lookout;
 use crate::output::hexadecimal;
 use crate::rendezvous::Rendezvous;
 
-/// Interval at which a polling end checks that its peer still exists.
-const PEER_CHECK: Duration = Duration::from_millis(20);
 /// The longest wait for a completion while the peer is still connected.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Empty polls between two readings of the clock.
-const POLLS_PER_CLOCK: u32 = 256;
 
 /// The sizes of a link.
 #[derive(Debug, Clone, Copy)]
@@ -70,8 +67,7 @@ pub(crate) struct Link {
     /// With `--cm`: the listener until the peer connects, then the connection.
     offer: Option<Offer>,
     connected: Option<Connected>,
-    empty_polls: u32,
-    last_check: Instant,
+    lookout: Lookout,
     /// When the time-out for the peer started, because nothing had arrived since the last
     /// completion.
     idle_since: Option<Instant>,
@@ -122,8 +118,7 @@ impl Link {
             memory,
             offer,
             connected: None,
-            empty_polls: 0,
-            last_check: Instant::now(),
+            lookout: Lookout::new(),
             idle_since: None,
             silence: SILENCE,
             carried: Vec::new(),
@@ -256,7 +251,7 @@ impl Link {
     pub(crate) fn try_next(&mut self) -> Outcome<Option<WorkCompletion>> {
         match self.cq.poll() {
             Ok(completion) if completion.is_success() => {
-                self.empty_polls = 0;
+                self.lookout.reset();
                 self.idle_since = None;
                 Ok(Some(completion.to_work_completion()))
             }
@@ -293,7 +288,7 @@ impl Link {
 
     /// Restarts the time-out, because the peer has sent something.
     pub(crate) fn made_progress(&mut self) {
-        self.empty_polls = 0;
+        self.lookout.reset();
         self.idle_since = None;
     }
 
@@ -339,16 +334,19 @@ impl Link {
     }
 
     /// Called between two empty polls: lets a software device make progress, and sometimes checks
-    /// the peer.
+    /// the device and the peer.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
-        self.empty_polls = self.empty_polls.wrapping_add(1);
-        if self.empty_polls.is_multiple_of(POLLS_PER_CLOCK)
-            && self.last_check.elapsed() >= PEER_CHECK
-        {
-            self.last_check = Instant::now();
+        if self.lookout.look(self.cq.context())? {
             peer.watch()?;
             self.time_left()?;
         }
+        self.poll_idle();
+        Ok(())
+    }
+
+    /// As [`Link::pause`], for a peer that is not watched.
+    pub(crate) fn pause_alone(&mut self) -> Outcome {
+        self.lookout.look(self.cq.context())?;
         self.poll_idle();
         Ok(())
     }

@@ -17,6 +17,7 @@ mod devices;
 mod diagnosis;
 mod doctor;
 mod failure;
+mod gone;
 mod info;
 mod inspect;
 mod latency;

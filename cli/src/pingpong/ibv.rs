@@ -224,7 +224,7 @@ impl End {
             if began.elapsed() > SILENCE {
                 return Err(Failure::failed("ibv_rc_pingpong has fallen silent"));
             }
-            self.link.poll_idle();
+            self.link.pause_alone()?;
         }
     }
 

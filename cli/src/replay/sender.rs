@@ -7,6 +7,7 @@ use uverbs::{CompletionQueue, Context, PollError, QueuePair, Slab, SlotRequest};
 
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
+use crate::gone::Lookout;
 
 /// Bytes of the longest frame: the largest MTU of an mlx5 network device, Ethernet header and tag.
 const LONGEST: u32 = 9978 + 18;
@@ -21,6 +22,7 @@ pub(super) struct Sender {
     slab: Slab,
     context: Context,
     outstanding: u32,
+    lookout: Lookout,
 }
 
 impl Sender {
@@ -32,7 +34,7 @@ impl Sender {
         let mut qp = builder.max_send_wr(depth).max_recv_wr(0).build()?;
         qp.activate()?;
         let slab = pd.create_slab(depth, LONGEST)?;
-        Ok(Self { qp, cq, slab, context, outstanding: 0 })
+        Ok(Self { qp, cq, slab, context, outstanding: 0, lookout: Lookout::new() })
     }
 
     /// Whether a frame of this length can be sent.
@@ -75,7 +77,10 @@ impl Sender {
                 let text = format!("a frame was not sent: {:?}", done.completion.status());
                 return Err(Failure::failed(text));
             }
-            Err(PollError::Empty) => self.context.poll_idle(),
+            Err(PollError::Empty) => {
+                self.lookout.look(&self.context)?;
+                self.context.poll_idle();
+            }
             Err(error) => return Err(uverbs::Error::from(error).into()),
         }
         Ok(())

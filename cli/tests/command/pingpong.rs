@@ -105,6 +105,29 @@ fn the_connecting_end_tells_what_it_does_before_it_does_it() {
     running.kill();
 }
 
+/// Long before a minute of silence.
+#[test]
+fn a_device_that_goes_away_ends_every_measurement() {
+    let kinds = [
+        "pingpong --iters 1000000000",
+        "pingpong --iters 1000000000 --op write",
+        "pingpong --iters 1000000000 --op read",
+        "perf lat --iters 1000000000",
+        "perf lat --iters 1000000000 --op atomic --cm",
+        "perf bw --iters 1000000000 --op write",
+        "perf frames --iters 1000000000",
+    ];
+    for kind in kinds {
+        let arguments: Vec<&str> = kind.split(' ').collect();
+        let mut command = uverbs(&arguments);
+        command.env("UVERBS_SOFT_FAULTS", "7,remove=300");
+        let began = Instant::now();
+        let ended = Running::start(&mut command).end().failure(1, "device");
+        assert!(began.elapsed() < Duration::from_secs(30), "{kind}: {ended:?}");
+        assert!(ended.stderr.contains("EIO"), "{kind}: {ended:?}");
+    }
+}
+
 #[test]
 fn without_a_real_device_the_software_one_is_taken_and_the_reason_told() {
     if !uverbs_is_alone() {

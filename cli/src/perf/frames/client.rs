@@ -13,6 +13,7 @@ use super::rounds::Settings;
 use crate::args::Perf;
 use crate::device::{self, Chosen};
 use crate::failure::{Failure, Outcome};
+use crate::gone::require_device;
 use crate::perf::advice::{self, Use};
 use crate::perf::client::with_peer;
 use crate::perf::plan::Hello;
@@ -124,6 +125,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
     /// Handles a missing answer.
     #[cold]
     fn none(&mut self) -> Outcome {
+        require_device(&self.end.context)?;
         self.peer.watch()?;
         self.missing += 1;
         if self.missing < MISSING {

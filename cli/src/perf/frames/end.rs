@@ -9,6 +9,7 @@ use super::plan::Plan;
 use crate::capture::require_ethernet;
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
+use crate::gone::Lookout;
 
 /// Ethernet, IPv4 and UDP header.
 const HEADERS: usize = 14 + 20 + 8;
@@ -27,6 +28,7 @@ pub(super) struct End<const BLOCKS: usize> {
     pub(super) context: Context,
     /// Whether waiting must let a software device make progress in this thread.
     pub(super) is_software: bool,
+    lookout: Lookout,
     _rule: Flow,
 }
 
@@ -46,7 +48,8 @@ impl<const BLOCKS: usize> End<BLOCKS> {
         let template = template.map_err(uverbs::Error::from)?;
         let context = chosen.context.clone();
         let is_software = context.kind() == DeviceKind::Software;
-        Ok(Self { rx, tx, template, context, is_software, _rule: rule })
+        let lookout = Lookout::new();
+        Ok(Self { rx, tx, template, context, is_software, lookout, _rule: rule })
     }
 
     /// The number of the next frame, if one has arrived.
@@ -93,7 +96,7 @@ impl<const BLOCKS: usize> End<BLOCKS> {
             };
             match sent {
                 Ok(()) => return Ok(()),
-                Err(PostError::Full) => self.make_space(),
+                Err(PostError::Full) => self.make_space()?,
                 Err(error) => return Err(uverbs::Error::from(error).into()),
             }
         }
@@ -105,9 +108,10 @@ impl<const BLOCKS: usize> End<BLOCKS> {
     }
 
     #[cold]
-    fn make_space(&mut self) {
+    fn make_space(&mut self) -> Outcome {
         self.tx.reap();
         self.context.poll_idle();
+        self.lookout.look(&self.context).map(drop)
     }
 }
 

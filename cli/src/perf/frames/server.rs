@@ -9,10 +9,11 @@ use super::end::End;
 use super::plan::{Counts, Plan, Say};
 use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
+use crate::gone::require_device;
 use crate::latency::Latency;
 use crate::rendezvous::{PATIENCE, Rendezvous};
 
-/// Empty polls between two checks of the peer.
+/// Empty polls between two checks of the device and the peer.
 const POLLS_PER_LOOK: u32 = 4096;
 /// After this much silence at the end of a round, frames that are missing are lost.
 const QUIET: Duration = Duration::from_secs(1);
@@ -86,7 +87,11 @@ impl<const BLOCKS: usize> Server<BLOCKS> {
             if is_quiet || sent.is_some_and(|sent| frames >= sent && has_left()) {
                 break;
             }
-            if sent.is_none() && idle.is_multiple_of(POLLS_PER_LOOK) && peer.has_news()? {
+            if sent.is_some() || !idle.is_multiple_of(POLLS_PER_LOOK) {
+                continue;
+            }
+            require_device(&self.end.context)?;
+            if peer.has_news()? {
                 let Say::Over(count) = peer.receive()? else {
                     return Err(Failure::failed("the peer says something else than the end"));
                 };
