@@ -78,10 +78,10 @@ fn raise(device: &SoftDevice, (wait, event): &(Duration, Later)) {
     };
 }
 
-/// `None` if the text is not understood.
-pub(super) fn parse(text: &str) -> Option<Faults> {
+/// Fails with the reason if the text is not understood.
+pub(super) fn parse(text: &str) -> Result<Faults, String> {
     let mut words = text.split(',').peekable();
-    let seed = words.next()?.parse().ok()?;
+    let seed = words.next().and_then(|word| word.parse().ok()).ok_or_else(form)?;
     let plan = FaultPlan { seed, delay_range: DELAYS, ..FaultPlan::default() };
     let mut faults = Faults { plan, ..Faults::default() };
     let is_default = words.peek().is_none();
@@ -94,19 +94,25 @@ pub(super) fn parse(text: &str) -> Option<Faults> {
         plan.reorder = 10_000;
         plan.delay = 10_000;
     }
-    Some(faults)
+    Ok(faults)
 }
 
-fn order(faults: &mut Faults, word: &str) -> Option<()> {
-    let (name, value) = word.split_once('=')?;
-    let time = || value.parse().ok().map(Duration::from_millis);
+fn form() -> String {
+    format!("it is {FORM}")
+}
+
+fn order(faults: &mut Faults, word: &str) -> Result<(), String> {
+    let (name, value) = word.split_once('=').ok_or_else(form)?;
+    let time = || value.parse().map(Duration::from_millis).map_err(|_| form());
     match name {
-        "ioctl" => faults.commands.push(command(value)?),
+        "ioctl" => faults.commands.push(command(value).ok_or_else(form)?),
         "port" => faults.later.extend([(time()?, Later::PortDown), (time()?, Later::PortUp)]),
         "remove" => faults.later.push((time()?, Later::Removed)),
-        _ => *chance(&mut faults.plan, name)? = parts_per_million(value)?,
+        _ => {
+            *chance(&mut faults.plan, name).ok_or_else(form)? = parts_per_million(name, value)?;
+        }
     }
-    Some(())
+    Ok(())
 }
 
 fn chance<'a>(plan: &'a mut FaultPlan, name: &str) -> Option<&'a mut u32> {
@@ -120,9 +126,13 @@ fn chance<'a>(plan: &'a mut FaultPlan, name: &str) -> Option<&'a mut u32> {
     })
 }
 
-fn parts_per_million(percent: &str) -> Option<u32> {
-    let percent: f64 = percent.parse().ok()?;
-    (0.0..=100.0).contains(&percent).then_some((percent * PERCENT) as u32)
+fn parts_per_million(name: &str, text: &str) -> Result<u32, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if percent > 100.0 => Err(format!("{name}={text} is more than 100 %")),
+        Ok(percent) if percent < 0.0 => Err(format!("{name}={text} is less than 0 %")),
+        Ok(percent) if !percent.is_nan() => Ok((percent * PERCENT) as u32),
+        _ => Err(form()),
+    }
 }
 
 fn command(text: &str) -> Option<Fault> {

@@ -90,7 +90,11 @@ impl Settings {
             "udp" => Some(Carrier::Udp),
             _ => None,
         })?;
-        let faults = variables.if_set("FAULTS", faults::parse)?;
+        let faults = variables.value("FAULTS").map(|text| {
+            let text = text.to_string_lossy();
+            faults::parse(&text).map_err(|cause| variables.misunderstood("FAULTS", &text, &cause))
+        });
+        let faults = faults.transpose()?;
         let pcap = variables.value("PCAP").map(PathBuf::from);
         Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap })
     }
@@ -152,8 +156,12 @@ impl Variables {
         let text = text.to_string_lossy();
         parse(&text).ok_or_else(|| {
             let takes = NAMES.iter().find(|(name, _)| *name == rest).map_or("", |(_, takes)| takes);
-            format!("{} {text} is not understood: it is {takes}", (self.shown)(rest))
+            self.misunderstood(rest, &text, &format!("it is {takes}"))
         })
+    }
+
+    fn misunderstood(self, rest: &str, text: &str, cause: &str) -> String {
+        format!("{} {text} is not understood: {cause}", (self.shown)(rest))
     }
 
     fn if_set<T>(

@@ -23,6 +23,16 @@ fn invalid_settings_are_refused() {
     for text in
         ["", "x", "1,drop", "1,drop=101", "1,drop=-1", "1,ioctl=0:EINTR", "1,ioctl=1:E", "1,jam=3"]
     {
-        assert!(parse(text).is_none(), "{text}");
+        assert!(parse(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_percentage_out_of_range_is_named() {
+    let cause = |text| parse(text).expect_err("refused");
+    assert_eq!(cause("7,drop=200"), "drop=200 is more than 100 %");
+    assert_eq!(cause("7,drop=1,delay=-1"), "delay=-1 is less than 0 %");
+    for text in ["7,drop=x", "7,drop=NaN", "x"] {
+        assert!(cause(text).starts_with("it is a number as the seed"), "{text}");
     }
 }
