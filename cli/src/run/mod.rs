@@ -32,6 +32,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     command.args(rest).env("LD_PRELOAD", preloaded(&library));
     command.env("UVERBS_RUN_SYSFS", scratch.path());
     // The devices are below `/sys` for the program, whatever its user has elsewhere.
+    warn_of_variables(arguments);
     command.env_remove("SYSFS_PATH");
     describe(arguments, &mut command)?;
     let status = child::run(command)
@@ -69,6 +70,34 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     set(command, "UVERBS_RUN_TRACE", trace);
     Ok(())
 }
+/// Warns of variables that describe the devices of other programs, and differ from the options.
+fn warn_of_variables(arguments: &Run) {
+    let chosen = |value: String| Some(value);
+    // Options without a default are right as they are if they are given.
+    let given = |is_given: bool| is_given.then(String::new);
+    let options = [
+        ("DEVICES", chosen(arguments.devices.to_string())),
+        ("LINK", chosen(word(arguments.link))),
+        ("MODEL", chosen(word(arguments.model))),
+        ("KERNEL", chosen(word(arguments.kernel))),
+        ("WIRE", chosen(word(arguments.wire))),
+        ("FAULTS", given(arguments.faults.is_some())),
+        ("PCAP", given(arguments.pcap.is_some())),
+    ];
+    for (name, option) in options {
+        let variable = format!("UVERBS_SOFT_{name}");
+        let value = std::env::var_os(&variable).filter(|value| !value.is_empty());
+        let agrees =
+            |value: &OsStr| option.as_ref().is_some_and(|it| it.is_empty() || value == &**it);
+        if value.is_some_and(|value| !agrees(&value)) {
+            remark(format_args!(
+                "uverbs run: {variable} is not for the devices of uverbs run: use --{}",
+                name.to_ascii_lowercase()
+            ));
+        }
+    }
+}
+
 
 /// Warns of an address that the machine does not have: a program that looks here finds no device.
 /// One that first enters another network namespace, or makes the address, may find it.

@@ -84,6 +84,22 @@ fn a_killed_command_takes_its_program_along() {
     assert_eq!(running.end().status.signal(), Some(9));
 }
 
+#[test]
+fn variables_that_the_devices_do_not_follow_are_named() {
+    let said = |variable: &str, value: &str, option: &[&str]| {
+        let mut command = uverbs(&[&["run"], option, &["--", "true"]].concat());
+        Running::start(command.env(variable, value)).end().success().stderr
+    };
+    let warning = said("UVERBS_SOFT_FAULTS", "zz", &[]);
+    let expected = "UVERBS_SOFT_FAULTS is not for the devices of uverbs run: use --faults\n";
+    assert_eq!(warning, format!("uverbs run: {expected}"));
+    assert!(said("UVERBS_SOFT_LINK", "ib", &[]).contains("use --link"));
+    assert_eq!(said("UVERBS_SOFT_LINK", "ib", &["--link", "ib"]), "");
+    assert_eq!(said("UVERBS_SOFT_LINK", "roce", &[]), "");
+    assert_eq!(said("UVERBS_SOFT_FAULTS", "7", &["--faults", "8"]), "");
+    assert_eq!(said("UVERBS_SOFT_ADDRESS", "127.18.77.1", &[]), "");
+}
+
 /// 203.0.113.0/24 is for documentation (RFC 5737).
 #[test]
 fn an_address_of_another_machine_is_named_before_the_program_runs() {
