@@ -1,7 +1,10 @@
 //! Standard output and standard error, without panics when nothing reads them.
 
 use std::fmt::Display;
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
@@ -56,6 +59,21 @@ pub(crate) fn print_pretty_json(value: &impl Serialize) -> Outcome {
 pub(crate) fn remark(text: impl Display) {
     // If this fails, there is no other place for the message.
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Fails if a file could not be written later, and leaves everything as it was.
+pub(crate) fn check_writable(path: &Path) -> io::Result<()> {
+    let found = path.metadata();
+    if found.as_ref().is_ok_and(|file| file.file_type().is_fifo()) {
+        // Opening it would wait for a reader.
+        return Ok(());
+    }
+    OpenOptions::new().append(true).create(true).open(path)?;
+    if found.is_err() {
+        // Only results leave a file. A link to it stays.
+        let _ = path.canonicalize().and_then(fs::remove_file);
+    }
+    Ok(())
 }
 
 /// Bytes as pairs of hexadecimal digits.

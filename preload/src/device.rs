@@ -79,6 +79,10 @@ fn complain(reason: &str) -> Errno {
 
 fn make() -> Result<Devices, String> {
     let settings = Settings::from_environment(settings::DEVICES)?;
+    let settings = match settings::of_run(settings::RECORDED) {
+        Some(marker) => settings.of_run(marker),
+        None => settings,
+    };
     let mut guids = GUIDS.lock().unwrap_or_else(PoisonError::into_inner);
     let make = |index| {
         let guid = guids.get(index as usize).copied();

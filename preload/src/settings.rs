@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use uverbs_soft::settings::Variables;
 
@@ -10,6 +11,11 @@ pub(crate) const SYSFS: &str = "UVERBS_RUN_SYSFS";
 /// Where the trace goes: a file, or `-` for standard error.
 pub(crate) const TRACE: &str = "UVERBS_RUN_TRACE";
 
+/// The file in it that shows that a device of the run records.
+pub(crate) const RECORDED: &str = "recorded";
+/// The file in it that shows that a process of the run traces.
+pub(crate) const TRACED: &str = "traced";
+
 /// The devices' variables. Messages call each by the option of `uverbs run` that sets it.
 pub(crate) const DEVICES: Variables =
     Variables { prefix: "UVERBS_RUN_", shown: |rest| format!("--{}", rest.to_ascii_lowercase()) };
@@ -17,4 +23,9 @@ pub(crate) const DEVICES: Variables =
 /// The value of a variable that is set.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// A file of the scratch directory that is about the whole run.
+pub(crate) fn of_run(name: &str) -> Option<PathBuf> {
+    variable(SYSFS).map(|directory| PathBuf::from(directory).join(name))
 }

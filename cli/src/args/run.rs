@@ -38,7 +38,8 @@ pub(crate) struct Run {
     /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
     #[arg(long, value_name = "SEED[,FAULT=…]")]
     pub(crate) faults: Option<String>,
-    /// Record the packets of the wire; every process but the first adds its number to the name
+    /// Record the packets of the wire; every device but the first adds process and number to the
+    /// name. FILE may be a FIFO that a program reads
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// Write a line for every call on the devices [default: to standard error]

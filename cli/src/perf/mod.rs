@@ -11,12 +11,11 @@ mod report;
 mod server;
 mod stalls;
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use crate::args::{Measure, Perf};
 use crate::failure::{Context, Failure, Outcome};
+use crate::output::check_writable;
 
 /// The name of the subcommand.
 const SERVICE: &str = "perf";
@@ -40,18 +39,7 @@ pub(crate) fn run(arguments: &Perf) -> Outcome {
 
 /// Fails if the picture cannot be written, before anything is measured for it.
 fn check_picture(path: &Path) -> Outcome {
-    let found = path.metadata();
-    if found.as_ref().is_ok_and(|file| file.file_type().is_fifo()) {
-        // Opening it would wait for a reader.
-        return Ok(());
-    }
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.context(|| format!("cannot write {}", path.display()))?;
-    if found.is_err() {
-        // Only the results leave a file. A link to it stays.
-        let _ = path.canonicalize().and_then(fs::remove_file);
-    }
-    Ok(())
+    check_writable(path).context(|| format!("cannot write {}", path.display()))
 }
 
 /// Keeps this process, the software device's threads included, on one processor.

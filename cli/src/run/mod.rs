@@ -7,7 +7,6 @@ mod program;
 mod scratch;
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,7 +15,7 @@ use uverbs::soft::wire::{HostAddress, Interface};
 
 use crate::args::Run;
 use crate::failure::{Context, Failure, Outcome};
-use crate::output::remark;
+use crate::output::{check_writable, remark};
 use scratch::Scratch;
 
 /// Runs the program, and ends with its status.
@@ -32,8 +31,8 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     command.args(rest).env("LD_PRELOAD", preloaded(&library));
     command.env("UVERBS_RUN_SYSFS", scratch.path());
     // The devices are below `/sys` for the program, whatever its user has elsewhere.
-    warn_of_variables(arguments);
     command.env_remove("SYSFS_PATH");
+    warn_of_variables(arguments);
     describe(arguments, &mut command)?;
     let status = child::run(command)
         .context(|| format!("cannot run {}", program.display()))
@@ -64,12 +63,13 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     set(command, "UVERBS_RUN_ADDRESS", address);
     command.env("UVERBS_RUN_WIRE", word(arguments.wire));
     set(command, "UVERBS_RUN_FAULTS", arguments.faults.clone().map(OsString::from));
-    let pcap = arguments.pcap.as_deref().map(fresh_recording).transpose()?;
+    let pcap = arguments.pcap.as_deref().map(recording).transpose()?;
     set(command, "UVERBS_RUN_PCAP", pcap.map(OsString::from));
-    let trace = arguments.trace.as_deref().map(fresh_trace).transpose()?;
+    let trace = arguments.trace.as_deref().map(trace).transpose()?;
     set(command, "UVERBS_RUN_TRACE", trace);
     Ok(())
 }
+
 /// Warns of variables that describe the devices of other programs, and differ from the options.
 fn warn_of_variables(arguments: &Run) {
     let chosen = |value: String| Some(value);
@@ -97,7 +97,6 @@ fn warn_of_variables(arguments: &Run) {
         }
     }
 }
-
 
 /// Warns of an address that the machine does not have: a program that looks here finds no device.
 /// One that first enters another network namespace, or makes the address, may find it.
@@ -129,22 +128,21 @@ fn set(command: &mut Command, name: &str, value: Option<OsString>) {
     };
 }
 
-/// The recording's absolute path; the first device that records makes the file.
-fn fresh_recording(path: &Path) -> Outcome<PathBuf> {
+/// The recording's absolute path. The first device that records replaces what is there.
+fn recording(path: &Path) -> Outcome<PathBuf> {
     let path = absolute(path)?;
-    File::create(&path)
-        .and_then(|_| fs::remove_file(&path))
-        .context(|| format!("cannot record to {}", path.display()))?;
+    check_writable(&path).context(|| format!("cannot record to {}", path.display()))?;
     Ok(path)
 }
 
-/// The trace's absolute path, of an empty file to which the processes append; `-` stays what it is.
-fn fresh_trace(target: &Path) -> Outcome<OsString> {
+/// The trace's absolute path; `-` stays what it is. The first process replaces what is there, and
+/// the others append.
+fn trace(target: &Path) -> Outcome<OsString> {
     if target == Path::new("-") {
         return Ok(target.into());
     }
     let path = absolute(target)?;
-    File::create(&path).context(|| format!("cannot write the trace to {}", path.display()))?;
+    check_writable(&path).context(|| format!("cannot write the trace to {}", path.display()))?;
     Ok(path.into())
 }
 

@@ -15,3 +15,4 @@ mod run;
 mod squatter;
 mod transfer;
 mod waiting;
+mod written;

@@ -15,24 +15,30 @@ use std::fmt::{Display, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use uverbs_soft::settings::{is_first, open_output, say_incomplete};
 use uverbs_soft::signals::without_signals;
 use uverbs_uapi::cm::CmdHdr;
 use uverbs_uapi::mlx5::MmapCommand;
 use zerocopy::FromBytes;
 
 use crate::node::Node;
+use crate::settings;
 use request::Request;
 
 /// The file of the trace, and the time that it began.
 struct Trace {
     file: File,
+    /// The file's name; `None` for standard error.
+    path: Option<PathBuf>,
     start: Instant,
+    /// Whether a line was lost.
+    incomplete: AtomicBool,
 }
 
 static TRACE: OnceLock<Trace> = OnceLock::new();
@@ -40,18 +46,36 @@ static TRACE: OnceLock<Trace> = OnceLock::new();
 /// Begins to trace: to standard error for `-`, else to the end of a file, which the processes of
 /// one run share.
 pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
-    let file = if target == "-" {
-        File::from(io::stderr().as_fd().try_clone_to_owned()?)
-    } else {
-        // A pipe that no program reads is an error: waiting for a reader would stop the program.
-        let mut options = OpenOptions::new();
-        let file = options.create(true).append(true).custom_flags(libc::O_NONBLOCK).open(target)?;
-        fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
-        file
+    let path = (target != "-").then(|| PathBuf::from(target));
+    let file = match &path {
+        Some(path) => open(path)?,
+        None => Some(File::from(io::stderr().as_fd().try_clone_to_owned()?)),
     };
+    let Some(file) = file else { return Ok(()) };
+    let (start, incomplete) = (Instant::now(), AtomicBool::new(false));
     // Set once, when the library is loaded.
-    let _ = TRACE.set(Trace { file, start: Instant::now() });
+    let _ = TRACE.set(Trace { file, path, start, incomplete });
     Ok(())
+}
+
+/// The first process of a run empties the file, and fails if it cannot be written. The others go on
+/// without a trace, because its reader may be gone.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    let marker = settings::of_run(settings::TRACED);
+    let is_first = marker.as_ref().is_some_and(|marker| is_first(marker));
+    match open_output(OpenOptions::new().create(true).append(true), path) {
+        Err(error) if marker.is_some() && !is_first => {
+            say_incomplete("trace", path, &error);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+        Ok(file) => {
+            if is_first && file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
+            Ok(Some(file))
+        }
+    }
 }
 
 impl Trace {
@@ -71,7 +95,18 @@ impl Trace {
         // The program goes on if the reader of its trace is gone, or the file may not grow.
         let write = || (&self.file).write_all(line.as_bytes());
         let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
-        let _ = without_signals(|| write().map_err(errno));
+        if let Err(errno) = without_signals(|| write().map_err(errno)) {
+            self.lost(errno);
+        }
+    }
+
+    /// Says once that lines are missing.
+    #[cold]
+    fn lost(&self, errno: Errno) {
+        let Some(path) = &self.path else { return };
+        if !self.incomplete.swap(true, Ordering::Relaxed) {
+            say_incomplete("trace", path, &errno.into());
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! that a program loads without knowing.
 
 mod faults;
+mod recording;
 mod wire;
 
 use std::env;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use crate::chardev::{Kernel, Model, SoftDevice};
 use crate::wire::{Carrier, HostAddress};
 pub use faults::Faults;
+pub use recording::{is_first, open_output, say_incomplete};
 
 /// A family of variables.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +54,7 @@ pub struct Settings {
     /// What goes wrong.
     pub faults: Option<Faults>,
     pcap: Option<PathBuf>,
+    recorded: Option<PathBuf>,
 }
 
 impl Settings {
@@ -96,7 +99,24 @@ impl Settings {
         });
         let faults = faults.transpose()?;
         let pcap = variables.value("PCAP").map(PathBuf::from);
-        Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap })
+        let recorded = None;
+        Ok(Self {
+            devices,
+            is_infiniband,
+            model,
+            kernel,
+            addresses,
+            carrier,
+            faults,
+            pcap,
+            recorded,
+        })
+    }
+
+    /// The devices of all processes with the same marker make one run. The first of them that
+    /// records creates the marker, a file, and replaces an older recording.
+    pub fn of_run(self, marker: PathBuf) -> Self {
+        Self { recorded: Some(marker), ..self }
     }
 
     /// Starts device number `index`, with this name. A GUID replaces the one that follows from its

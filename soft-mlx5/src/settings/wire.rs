@@ -1,8 +1,6 @@
 //! A device's wire: the fault injector, the recorder, the network.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind};
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::fault::Faulty;
@@ -10,6 +8,7 @@ use crate::runtime::clock;
 use crate::wire::{HostAddress, Link, LinkType, Network, Pcap, Place, RoutedWire, Waker, Wire};
 
 use super::Settings;
+use super::recording::Recording;
 
 type Connected = (Box<dyn Wire>, Arc<Waker>, Place);
 
@@ -18,7 +17,7 @@ pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<Connected> 
     let waker = Arc::new(Waker::new()?);
     let (mut wire, place) = join(settings, index, waker.clone())?;
     if let Some(path) = &settings.pcap {
-        let file = recording(path, index)
+        let file = Recording::open(path, index, settings.recorded.as_deref())
             .map_err(|error| explained(&error, format!("cannot record to {}", path.display())))?;
         let recorder = Pcap::new(wire, BufWriter::new(file), LinkType::Ethernet);
         let recorder = recorder.map_err(|error| explained(&error, "cannot record".into()))?;
@@ -63,18 +62,4 @@ fn explained(error: &io::Error, what: String) -> io::Error {
 fn on_loopback(network: Network) -> (Box<dyn Wire>, Place) {
     let place = network.station().into();
     (Box::new(network), place)
-}
-
-/// The file for a device's recording. The first device's file has the name that the user gave. The
-/// names of others, of this process or of another, end with process and device, because a recording
-/// has one writer.
-fn recording(path: &Path, index: u32) -> io::Result<File> {
-    match OpenOptions::new().write(true).create_new(true).open(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            let mut other = path.as_os_str().to_owned();
-            other.push(format!(".{}-{index}", std::process::id()));
-            File::create(other)
-        }
-        result => result,
-    }
 }

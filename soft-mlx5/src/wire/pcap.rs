@@ -72,8 +72,9 @@ impl<W: Wire, F: Write + Send> Pcap<W, F> {
         for packet in packets {
             written = written.and_then(|()| self.write(&mut file, now, packet));
         }
-        if written.and_then(|()| file.flush()).is_ok() {
-            self.file = Some(file);
+        match written.and_then(|()| file.flush()) {
+            Ok(()) => self.file = Some(file),
+            Err(error) => tracing::warn!(%error, "a recording ends early"),
         }
     }
 
