@@ -25,7 +25,7 @@ use uverbs_mlx5_inspect::{Cqe, CqeBody, ErrorText, parse_hex};
 use crate::by_address::{self, Connected, Offer};
 use crate::device::Chosen;
 use crate::failure::{Context, Failure, Outcome};
-use crate::gone::Lookout;
+use crate::gone::{Lookout, require_device};
 use crate::output::hexadecimal;
 use crate::rendezvous::Rendezvous;
 
@@ -349,6 +349,10 @@ impl Link {
         self.lookout.look(self.cq.context())?;
         self.poll_idle();
         Ok(())
+    }
+
+    pub(crate) fn has_device(&self) -> bool {
+        require_device(self.cq.context()).is_ok()
     }
 
     /// Between two empty polls: see `Context::poll_idle`.

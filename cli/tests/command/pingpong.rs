@@ -129,6 +129,18 @@ fn a_device_that_goes_away_ends_every_measurement() {
 }
 
 #[test]
+fn a_device_that_goes_away_is_no_matter_of_rounds() {
+    let pingpong = ["pingpong", "--peer", "ibv", "--device", "soft"];
+    let mut command = uverbs(&[&pingpong[..], &["--listen", "--port", "0"]].concat());
+    let mut listening = Running::start(command.env("UVERBS_SOFT_FAULTS", "7,remove=2000"));
+    let port = listening.port();
+    // This end expects the answers of the C program, and ends at the first message.
+    run(&[&pingpong[..], &["127.0.0.1", "--port", &port]].concat()).failure(1, "wrong contents");
+    let ended = listening.end().failure(1, "EIO");
+    assert!(!ended.stderr.contains("needs -n"), "{ended:?}");
+}
+
+#[test]
 fn without_a_real_device_the_software_one_is_taken_and_the_reason_told() {
     if !uverbs_is_alone() {
         eprintln!("skipped: this machine has RDMA devices");
