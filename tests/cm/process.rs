@@ -60,7 +60,7 @@ fn run_out(role: &str) {
 }
 
 #[test]
-fn a_client_without_descriptors_is_told_so_and_not_that_nobody_listens() {
+fn a_client_without_descriptors_is_told_so() {
     let context = networked();
     let mut listener = Listener::builder().context(&context).bind("127.0.0.1:0").unwrap();
     let address = listener.local_address().unwrap();

@@ -63,8 +63,8 @@ fn is_open(socket: &Socket) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
-/// A free address: the process id for the first socket, then the numbers from -4097 down, which
-/// are no process id, as in the kernel (netlink_autobind of net/netlink/af_netlink.c).
+/// A free address, as in the kernel (netlink_autobind of net/netlink/af_netlink.c): the process id
+/// for the first socket, then the numbers from -4097 down, which no process has.
 fn free_port(is_taken: impl Fn(u32) -> bool) -> u32 {
     let others = (0..u32::MAX / 2).map(|number| (-4097_i32 as u32) - number);
     let mut all = std::iter::once(std::process::id()).chain(others);

@@ -232,7 +232,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // that `name` gives.
         unsafe {
             let entry = (&raw const self.next.entry).read_volatile().wrapping_sub(blocks);
-            self.ring.note_inner(entry, blocks, self.counter_behind(behind));
+            self.ring.note_inner(entry, blocks, self.counter_after(behind));
         }
     }
 
@@ -396,14 +396,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         self.next.entry = entry.wrapping_add(blocks);
         self.next.at = behind;
         // SAFETY: before the limit, so within ring and table.
-        unsafe { self.ring.note_inner(entry, blocks, self.counter_behind(behind)) };
+        unsafe { self.ring.note_inner(entry, blocks, self.counter_after(behind)) };
         true
     }
 
-    /// The counter behind a request that has its data. `behind` is [`Next::at`] then, which can
+    /// The counter after a request that has its data. `behind` is [`Next::at`] then, which can
     /// have a flag only if requests have destinations.
     #[inline(always)]
-    fn counter_behind(&self, behind: usize) -> u32 {
+    fn counter_after(&self, behind: usize) -> u32 {
         self.counter_at(if Self::DESTINATION > 0 { behind & PLACE } else { behind })
     }
 
