@@ -5,6 +5,7 @@ mod common;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Instant;
 
 use common::REMOTE;
 use uverbs::devx::{Umem, UmemOptions};
@@ -311,10 +312,11 @@ fn frame_queues_still_work() {
     let sends_a_frame = |bench: &Bench, queue: &mut TxQueue| {
         let frame = queue.template::<2>(&[0; 60], EthernetOffload::default()).unwrap();
         queue.send(1, &frame).unwrap();
-        let completed = queue.counters().completed;
+        let (completed, began) = (queue.counters().completed, Instant::now());
         while queue.counters().completed == completed {
             queue.reap();
             bench.context.poll_idle();
+            assert!(began.elapsed() < common::PATIENCE);
         }
         assert_eq!(queue.counters().failed, 0);
     };

@@ -268,7 +268,8 @@ impl World {
             30..60 => 2,
             60 => 13,
             61 => 14,
-            _ => chance.below(16) as u8,
+            // Not 15, by which an entry counts as not written yet.
+            _ => chance.below(15) as u8,
         };
         let format = if chance.below(8) == 0 { chance.below(4) as u8 } else { 0 };
         self.rings[which].produce(cqe, opcode, format);

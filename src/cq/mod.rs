@@ -222,7 +222,7 @@ impl<L: Layer> CompletionQueue<L> {
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
     /// until empty); errors of the kernel (EINVAL if the queue is full, or has more completions
-    /// than would fit). The queue keeps the memory of the new ring then until it is destroyed,
+    /// than would fit); `Refused` where an earlier one failed, but was carried out later. The queue keeps the memory of the new ring then until it is destroyed,
     /// because the device may still move to it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
@@ -240,10 +240,9 @@ impl<L: Layer> CompletionQueue<L> {
         let cqe_size = entry_bytes as u16;
         let driver = DriverResize { buf_addr, cqe_size, ..DriverResize::default() };
         let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
-        // The kernel may have carried out a command that failed; then the device is in the new
-        // ring. And it leaves a ring alone that had this size in its view (`mlx5_ib_resize_cq`),
-        // after such a failure. The ring is kept in any case: the device may still move to it.
         if sent.is_err() || !self.queue.resize_has_begun() {
+            // The kernel may have carried out a command that failed. And it leaves a ring alone
+            // that had this size in its view (`mlx5_ib_resize_cq`), after such a failure.
             self.queue.cancel_resize();
             if !self.queue.resize_has_begun() {
                 let cause = "to the kernel the queue has this size, since an earlier resize failed";

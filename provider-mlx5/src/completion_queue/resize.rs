@@ -69,9 +69,10 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether the device is in the ring of the last [`prepare_resize`](Self::prepare_resize). A
-    /// RESIZE_CQ whose response could not be delivered returns an error although it was executed.
-    /// After several that failed this is known only once the device has written a CQE there.
+    /// Whether the device is in the ring of the last [`prepare_resize`](Self::prepare_resize): true
+    /// if no command failed, of those that the poller has not followed. A RESIZE_CQ whose response
+    /// could not be delivered returns an error although it was executed. After several that failed
+    /// this is known only once the device has written a CQE there.
     pub fn resize_has_begun(&self) -> bool {
         self.pending.last().is_some_and(|last| self.device_rings() == [last.ring])
     }
@@ -85,6 +86,9 @@ impl CompletionQueue {
 
     /// The rings of which the device is in one: several if it has moved and it is not known where.
     fn device_rings(&self) -> Vec<Ring> {
+        if self.resize_is_certain() {
+            return vec![self.pending.last().map_or(self.ring, |last| last.ring)];
+        }
         let (mut ring, mut at, mut left) = (self.ring, self.consumed, self.pending.clone());
         while !left.is_empty() {
             let Some(mark) = mark_from(&ring, at) else { break };
@@ -95,6 +99,12 @@ impl CompletionQueue {
             }
         }
         vec![ring]
+    }
+
+    /// Whether no command has failed that the device may have executed. Then no mark has to be
+    /// looked for, which a program that polls the ring itself may have overwritten.
+    fn resize_is_certain(&self) -> bool {
+        !self.pending.iter().any(|step| step.refused)
     }
 
     /// Notes that the command failed, so that another resize may be prepared. The poller still

@@ -187,6 +187,17 @@ fn a_resize_that_succeeded_is_followed_at_once() {
     }
 }
 
+/// A program that polls the ring itself leaves the poller's index behind, and the mark with it.
+#[test]
+fn a_resize_that_succeeded_needs_no_mark() {
+    let mut cq = Cq::new(8, 64);
+    let sq = busy_send_queue(&cq, 16, 9);
+    (0..9).for_each(|index| cq.produce(Cqe::send(&sq.handle, index)));
+    let ring = prepared(&mut cq, 32);
+    move_to(&mut cq, ring, 32, &sq);
+    assert_eq!((cq.queue.resize_has_begun(), cq.queue.device_entries()), (true, 32));
+}
+
 /// A resize CQE does not say which ring follows. A CQ with only such a CQE counts as drained.
 #[test]
 fn a_cq_between_two_rings_drains() {
