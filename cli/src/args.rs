@@ -470,13 +470,13 @@ pub(crate) struct TransferRecv {
     pub(crate) json: bool,
 }
 
+// The words are one list: a Vec and a HOST after it would not take options between them.
 #[derive(Debug, Args)]
+#[command(override_usage = "uverbs transfer send [OPTIONS] <FILE>... <HOST>")]
 pub(crate) struct TransferSend {
-    /// The files
-    #[arg(required = true, value_name = "FILE")]
-    pub(crate) files: Vec<PathBuf>,
-    /// The receiver's host name or address
-    pub(crate) host: String,
+    /// The files, and last the receiver's host name or address
+    #[arg(num_args = 1.., required = true, value_names = ["FILE", "HOST"])]
+    pub(crate) files_and_host: Vec<PathBuf>,
     /// The receiver's TCP port
     #[arg(long, default_value_t = TRANSFER_PORT)]
     pub(crate) port: u16,

@@ -33,12 +33,12 @@ struct Source {
 
 /// Runs `uverbs transfer send`.
 pub(super) fn run(arguments: &TransferSend) -> Outcome {
-    let sources =
-        arguments.files.iter().map(|path| Source::open(path)).collect::<Outcome<Vec<_>>>()?;
+    let (paths, host) = split(&arguments.files_and_host)?;
+    let sources = paths.iter().map(|path| Source::open(path)).collect::<Outcome<Vec<_>>>()?;
     require_distinct(&sources)?;
     let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
     let code = Code::to_connect(&arguments.code);
-    let mut peer = Rendezvous::connect(&arguments.host, arguments.port, SERVICE, code.as_ref())?;
+    let mut peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
     // The queue pair's size follows the receiver's window, so the receiver speaks first.
     let window: Window = peer.receive()?;
     window.check()?;
@@ -57,6 +57,16 @@ pub(super) fn run(arguments: &TransferSend) -> Outcome {
         sender.connect().and_then(|()| sources.iter().try_for_each(|source| sender.send(source)));
     let sent = sent.and_then(|()| sender.peer.send(&Message::Goodbye));
     sent.inspect_err(|failure| sender.peer.abort(&failure.to_string()))
+}
+
+fn split(words: &[PathBuf]) -> Outcome<(&[PathBuf], &str)> {
+    match words.split_last() {
+        Some((host, files)) if !files.is_empty() => match host.to_str() {
+            Some(host) => Ok((files, host)),
+            None => Err(Failure::usage(format!("the host name {} is not UTF-8", host.display()))),
+        },
+        _ => Err(Failure::usage("send needs at least one FILE, and the receiver's HOST last")),
+    }
 }
 
 /// Checks that no two files have the same name, because all go to one directory.

@@ -93,7 +93,7 @@ fn one_sentence_and_status_2() {
         ("transfer recv /no/such/directory", "does not exist"),
         ("transfer recv /dev/null", "not a directory"),
         ("transfer send", "<FILE>"),
-        ("transfer send onlyone", "<FILE>"),
+        ("transfer send onlyone", "at least one FILE, and the receiver's HOST last"),
         ("transfer send /dev/null 127.0.0.1", "not a regular file"),
         ("transfer send .. 127.0.0.1", "not a file"),
         ("transfer send Cargo.toml ../Cargo.toml 127.0.0.1", "called Cargo.toml"),

@@ -59,6 +59,24 @@ fn files_of_all_sizes_arrive_unchanged() {
     }
 }
 
+/// Options go between the files and the host, too.
+#[test]
+fn the_last_word_is_the_host() {
+    let scratch = Scratch::new("words");
+    let files = ["a", "b"].map(|name| scratch.file(name, b"contents"));
+    let [a, b] = files.each_ref().map(|file| file.to_str().expect("a path"));
+    for options in [&[][..], &["--cm"]] {
+        let out = scratch.directory(&format!("out{}", options.len()));
+        let (receiver, port) = receiver(&out, &[]);
+        let words = [&["transfer", "send", a, b], options, &["--port", &port, "127.0.0.1"]];
+        run(&words.concat()).success();
+        receiver.end().success();
+        assert_eq!(names(&out), ["a", "b"]);
+    }
+    let help = run(&["transfer", "send", "--help"]).success().stdout;
+    assert!(help.contains("send [OPTIONS] <FILE>... <HOST>"), "{help}");
+}
+
 #[test]
 fn an_existing_file_is_kept_unless_told_otherwise() {
     let scratch = Scratch::new("taken");
