@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -136,7 +136,7 @@ impl Open {
                 let what = format!("{} exists already: --overwrite replaces it", path.display());
                 return Err(Failure::failed(what));
             }
-            Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) => {
+            Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) && is_fifo(path) => {
                 let what = format!("no program reads {}: start its reader first", path.display());
                 return Err(Failure::failed(what));
             }
@@ -149,6 +149,10 @@ impl Open {
         recorder.flush().context(what)?;
         Ok(Self { recorder, since: Instant::now(), frames: 0 })
     }
+}
+
+fn is_fifo(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.file_type().is_fifo())
 }
 
 /// The name with a number in front of its extension.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Instant;
 
@@ -155,7 +156,9 @@ fn a_capture_into_a_fifo_needs_its_reader() {
     let fifo = scratch.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     let path = fifo.to_str().expect("UTF-8");
-    let arguments = ["capture", path, "--overwrite", "--device", "soft", "--seconds", "1"];
+    // No frames of other tests arrive, which would fill the FIFO before it is read.
+    let rule = rule(&line(8));
+    let arguments = ["capture", path, "--overwrite", "--rule", &rule, "--seconds", "1"];
     run(&arguments).failure(1, "no program reads");
 
     let without_waiting = nix::fcntl::OFlag::O_NONBLOCK.bits();
@@ -165,6 +168,16 @@ fn a_capture_into_a_fifo_needs_its_reader() {
     let mut recorded = Vec::new();
     reader.read_to_end(&mut recorded).expect("a recording");
     assert!(Recording::new(&recorded[..]).is_ok());
+}
+
+/// It has no reader to wait for.
+#[test]
+fn a_capture_into_a_socket_is_refused() {
+    let scratch = Scratch::new("captured-into-a-socket");
+    let socket = scratch.path().join("socket");
+    let _listener = UnixListener::bind(&socket).expect("a socket");
+    let path = socket.to_str().expect("UTF-8");
+    run(&["capture", path, "--overwrite", "--rule", &rule(&line(9))]).failure(1, "cannot create");
 }
 
 /// A capture that the device or the system refuses leaves no file.
