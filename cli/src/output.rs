@@ -63,17 +63,25 @@ pub(crate) fn remark(text: impl Display) {
 
 /// Fails if a file could not be written later, and leaves everything as it was.
 pub(crate) fn check_writable(path: &Path) -> io::Result<()> {
-    let found = path.metadata();
-    if found.as_ref().is_ok_and(|file| file.file_type().is_fifo()) {
+    match path.metadata() {
         // Opening it would wait for a reader.
-        return Ok(());
+        Ok(file) if file.file_type().is_fifo() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => check_creatable(path),
+        _ => OpenOptions::new().append(true).open(path).map(drop),
     }
-    OpenOptions::new().append(true).create(true).open(path)?;
-    if found.is_err() {
-        // Only results leave a file. A link to it stays.
-        let _ = path.canonicalize().and_then(fs::remove_file);
+}
+
+/// [`check_writable`] for a file that is not there. Only results leave one: it removes what it has
+/// created itself, but not what another run creates at the same time. A link stays.
+fn check_creatable(path: &Path) -> io::Result<()> {
+    match OpenOptions::new().append(true).create_new(true).open(path) {
+        Ok(_) => fs::remove_file(path),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => match path.read_link() {
+            Ok(target) => check_writable(&path.with_file_name(target)),
+            Err(_) => OpenOptions::new().append(true).open(path).map(drop),
+        },
+        Err(error) => Err(error),
     }
-    Ok(())
 }
 
 /// Bytes as pairs of hexadecimal digits.
@@ -135,6 +143,26 @@ fn stdout_failure(error: io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_leaves_only_what_was_there() {
+        let name = format!("uverbs-output-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir(&directory).unwrap();
+        let names = ["file", "link", "old", "loop", "none"].map(|name| directory.join(name));
+        let [file, link, old, around, none] = &names;
+        std::os::unix::fs::symlink("file", link).unwrap();
+        std::os::unix::fs::symlink("loop", around).unwrap();
+        fs::write(old, "old").unwrap();
+        assert!([file, link, old].iter().all(|path| check_writable(path).is_ok()));
+        assert!(!file.exists() && link.is_symlink() && fs::read(old).unwrap() == b"old");
+        assert!([around, &none.join("file")].iter().all(|path| check_writable(path).is_err()));
+        // Another run has created the file since it was looked for.
+        assert!(check_creatable(old).is_ok() && fs::read(old).unwrap() == b"old");
+        fs::write(file, "new").unwrap();
+        assert!(check_creatable(link).is_ok() && fs::read(file).unwrap() == b"new");
+        fs::remove_dir_all(directory).unwrap();
+    }
 
     #[test]
     fn control_and_bidirectional_characters_are_escaped() {
