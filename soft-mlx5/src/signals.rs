@@ -22,18 +22,10 @@ const AT_ONCE: [Signal; 5] =
 const OF_WRITES: [(Errno, Signal); 2] =
     [(Errno::EPIPE, Signal::SIGPIPE), (Errno::EFBIG, Signal::SIGXFSZ)];
 
-/// To which side such a signal belongs that waits after a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
-    /// This library's: none waited before. The program must not get it.
-    Library,
-    /// The program's, or it makes no difference.
-    Program,
-}
-
 thread_local! {
-    /// `None`: they may not be blocked.
-    static OWNER: Cell<Option<Owner>> = const { Cell::new(None) };
+    /// Those of [`OF_WRITES`] that stay if they wait after a write: they waited before it, so they
+    /// are the program's, or it makes no difference. `None`: they may not be blocked.
+    static KEPT: Cell<Option<SigSet>> = const { Cell::new(None) };
 }
 
 /// Blocks the signals in this thread while it exists.
@@ -41,7 +33,7 @@ thread_local! {
 pub struct SignalsBlocked {
     all: SigSet,
     before: SigSet,
-    outer: Option<Owner>,
+    outer: Option<SigSet>,
     /// It is the thread's.
     _thread: PhantomData<*const ()>,
 }
@@ -55,7 +47,7 @@ impl SignalsBlocked {
         let mut all = SigSet::all();
         AT_ONCE.iter().for_each(|signal| all.remove(*signal));
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let outer = OWNER.replace(Some(owner(&before)));
+        let outer = KEPT.replace(Some(waiting(&before)));
         Ok(Self { all, before, outer, _thread: PhantomData })
     }
 
@@ -72,16 +64,16 @@ impl SignalsBlocked {
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        OWNER.set(self.outer);
+        KEPT.set(self.outer);
         // It fails for no valid set.
         let _ = self.before.thread_set_mask();
     }
 }
 
-/// For a thread that had these signals blocked: one that blocks a write's may have one waiting.
-fn owner(before: &SigSet) -> Owner {
-    let waits = |signal| before.contains(signal) && is_pending(signal);
-    if OF_WRITES.iter().any(|(_, signal)| waits(*signal)) { Owner::Program } else { Owner::Library }
+/// The signals of writes that wait in a thread which had `before` blocked.
+fn waiting(before: &SigSet) -> SigSet {
+    let waits = |signal: &Signal| before.contains(*signal) && is_pending(*signal);
+    of_writes().iter().filter(waits).collect()
 }
 
 /// The signals of writes.
@@ -91,7 +83,7 @@ fn of_writes() -> SigSet {
 
 /// Notes that this thread has all signals blocked for as long as it lives, and gets none.
 pub(crate) fn note_all_blocked() {
-    OWNER.set(Some(Owner::Program));
+    KEPT.set(Some(of_writes()));
 }
 
 /// Runs a write to a pipe whose reader may be gone, or to a file that is as large as the process
@@ -103,8 +95,9 @@ pub(crate) fn note_all_blocked() {
 pub fn without_signals<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
     let blocked = WritesBlocked::new()?;
     let written = write();
-    if let (Err(errno), Owner::Library) = (&written, blocked.owner) {
-        OF_WRITES.iter().filter(|(of, _)| of == errno).for_each(|(_, signal)| take(*signal));
+    if let Err(errno) = &written {
+        let sent = OF_WRITES.iter().find(|(of, _)| of == errno).map(|(_, signal)| *signal);
+        sent.filter(|signal| !blocked.kept.contains(*signal)).into_iter().for_each(take);
     }
     written
 }
@@ -114,18 +107,18 @@ pub fn without_signals<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result
 struct WritesBlocked {
     /// The signals to block afterwards, if they are others.
     before: Option<SigSet>,
-    owner: Owner,
+    kept: SigSet,
 }
 
 impl WritesBlocked {
     fn new() -> nix::Result<Self> {
-        if let Some(owner) = OWNER.get() {
-            return Ok(Self { before: None, owner });
+        if let Some(kept) = KEPT.get() {
+            return Ok(Self { before: None, kept });
         }
         let before = of_writes().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let owner = owner(&before);
+        let kept = waiting(&before);
         let had_all = OF_WRITES.iter().all(|(_, signal)| before.contains(*signal));
-        Ok(Self { before: Some(before).filter(|_| !had_all), owner })
+        Ok(Self { before: Some(before).filter(|_| !had_all), kept })
     }
 }
 
@@ -155,3 +148,6 @@ pub(crate) fn is_pending(signal: Signal) -> bool {
         libc::sigismember(&raw const pending, signal as libc::c_int) == 1
     }
 }
+
+#[cfg(test)]
+mod tests;
