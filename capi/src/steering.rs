@@ -16,10 +16,11 @@ const IPV6: u32 = 0x31;
 const IPV4_EXT: u32 = 0x32;
 const TCP: u32 = 0x40;
 const UDP: u32 = 0x41;
-/// Headers that are not matched here: ESP, tunnels, GRE, MPLS.
-const OTHER_HEADERS: [u32; 4] = [0x34, 0x50, 0x51, 0x60];
 /// Bit of the type of a header inside another packet.
 const INNER: u32 = 0x100;
+/// Headers that libibverbs has specifications for, and that are not matched here: ESP, tunnels,
+/// GRE, MPLS.
+const OTHER_HEADERS: [u32; 6] = [0x34, 0x34 | INNER, 0x50, 0x51, 0x60, 0x60 | INNER];
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
 const ACTION_HANDLE: u32 = 0x1002;
@@ -93,7 +94,7 @@ fn is_unsupported(kind: u32, bytes: &[u8]) -> bool {
         // Time to live and fragments; the hop limit.
         IPV4_EXT => is_asked(30..32),
         IPV6 => is_asked(86..87),
-        _ if OTHER_HEADERS.contains(&(kind & !INNER)) => true,
+        _ if OTHER_HEADERS.contains(&kind) => true,
         _ => [ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP].contains(&(kind ^ INNER)),
     }
 }

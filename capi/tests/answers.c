@@ -114,6 +114,7 @@ static void rules(struct ibv_cq *cq)
 		{ IBV_FLOW_SPEC_GRE, sizeof(struct ibv_flow_spec_gre) },
 		{ IBV_FLOW_SPEC_MPLS, sizeof(struct ibv_flow_spec_mpls) },
 		{ IBV_FLOW_SPEC_ESP, sizeof(struct ibv_flow_spec_esp) },
+		{ IBV_FLOW_SPEC_MPLS | IBV_FLOW_SPEC_INNER, sizeof(struct ibv_flow_spec_mpls) },
 		{ IBV_FLOW_SPEC_ETH | IBV_FLOW_SPEC_INNER, sizeof(struct ibv_flow_spec_eth) },
 		{ IBV_FLOW_SPEC_TCP | IBV_FLOW_SPEC_INNER, sizeof(struct ibv_flow_spec_tcp_udp) },
 	};
@@ -134,6 +135,12 @@ static void rules(struct ibv_cq *cq)
 		errno = 0;
 		CHECK(!ibv_create_flow(qp, first) && errno == EOPNOTSUPP);
 	}
+	/* Tunnels that libibverbs knows as outer headers only. */
+	rule.spec.hdr.type = IBV_FLOW_SPEC_VXLAN_TUNNEL | IBV_FLOW_SPEC_INNER;
+	rule.spec.hdr.size = sizeof(struct ibv_flow_spec_tunnel);
+	CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);
+	rule.spec.hdr.type = IBV_FLOW_SPEC_GRE | IBV_FLOW_SPEC_INNER;
+	CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);
 	rule.spec.hdr.type = IBV_FLOW_SPEC_IPV4_EXT;
 	rule.spec.hdr.size = sizeof(struct ibv_flow_spec_ipv4_ext);
 	rule.spec.ipv4_ext.mask.ttl = 0xff;
