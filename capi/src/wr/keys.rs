@@ -65,7 +65,8 @@ pub(crate) unsafe fn configure<T: Posts, const SENDS: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let (queue_pair, building) = (of(qp).0, detour::<T, SENDS>(qp));
+        detour::<T, SENDS>(qp);
+        let (queue_pair, building) = of(qp);
         if building.stage != Stage::None {
             finish::<T, SENDS>(qp, building);
         }
