@@ -241,22 +241,23 @@ pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     -1
 }
 
-/// Copies a text without its last newline, and a zero behind it. Returns its length; −1 if it has
-/// more than `size` bytes with the zero, of which the first ones are copied then, as in libibverbs.
+/// Copies the first `size` bytes of a text, a newline at their end as a zero, and returns their
+/// length without it. −1 if they leave no space for a zero, as in libibverbs.
 ///
 /// # Safety
 /// `buffer` has `size` bytes.
 unsafe fn give_text(text: &[u8], buffer: *mut c_char, size: usize) -> c_int {
-    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let read = &text[..text.len().min(size)];
+    let line = read.strip_suffix(b"\n").unwrap_or(read);
     // SAFETY: within both.
     unsafe {
-        buffer.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len().min(size));
-        if text.len() >= size {
+        buffer.cast::<u8>().copy_from_nonoverlapping(read.as_ptr(), read.len());
+        if line.len() == size {
             return if size == 0 { 0 } else { -1 };
         }
-        *buffer.add(text.len()) = 0;
+        *buffer.add(line.len()) = 0;
     }
-    text.len() as c_int
+    line.len() as c_int
 }
 
 #[cfg(test)]
@@ -280,6 +281,23 @@ pub(crate) mod tests {
 
     fn in_the_list() -> &'static Device {
         remember("soft0".to_owned(), made)
+    }
+
+    #[test]
+    fn a_text_ends_with_its_last_newline_within_the_size() {
+        let given = |text: &[u8], size| {
+            let mut buffer = [b'.'; 8];
+            // SAFETY: no size is larger than the buffer.
+            let length = unsafe { give_text(text, buffer.as_mut_ptr().cast(), size) };
+            (length, buffer)
+        };
+        assert_eq!(given(b"abc\n", 8), (3, *b"abc\0...."));
+        assert_eq!(given(b"abc\n", 4), (3, *b"abc\0...."));
+        assert_eq!(given(b"abc\n", 3), (-1, *b"abc....."));
+        assert_eq!(given(b"abc\ndef\n", 4), (3, *b"abc\0...."));
+        assert_eq!(given(b"abc\ndef\n", 5), (-1, *b"abc\nd..."));
+        assert_eq!(given(b"abc", 4), (3, *b"abc\0...."));
+        assert_eq!(given(b"abc", 0), (0, [b'.'; 8]));
     }
 
     #[test]
