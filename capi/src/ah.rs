@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use uverbs::gid::GidEntry;
-use uverbs::{AddressHandle, DatagramAddress, DcAddress, GidKind, LinkLayer};
+use uverbs::{AddressHandle, DatagramAddress, DcAddress, GidKind};
 use uverbs_mlx5::format::RoutingHeader;
 
 use crate::abi::*;
@@ -87,13 +87,6 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
 ) -> c_int {
     // SAFETY: the caller's context and completion.
     let (context, wc) = unsafe { (Context::of(context), &*wc) };
-    let link = match context.library.query_port(port) {
-        Ok(port) => port.link_layer(),
-        Err(error) => {
-            failed(&error);
-            return -1;
-        }
-    };
     let mut attr = attributes::c_address(&uverbs::AddressVector {
         port,
         lid: wc.slid,
@@ -101,7 +94,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
         source_path_bits: wc.dlid_path_bits,
         ..uverbs::AddressVector::default()
     });
-    if wc.wc_flags & wc_flags::GRH != 0 || link == LinkLayer::Ethernet {
+    if wc.wc_flags & wc_flags::GRH != 0 {
         // SAFETY: the caller's header.
         match unsafe { route(context, port, grh) } {
             Ok(route) => (attr.is_global, attr.grh) = (1, route),
@@ -139,7 +132,7 @@ unsafe fn route(
         dgid: words(header.source),
         flow_label: header.flow_label,
         sgid_index: own.index as u8,
-        hop_limit: 0xff,
+        hop_limit: header.hop_limit,
         traffic_class: header.traffic_class,
     })
 }

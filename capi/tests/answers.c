@@ -83,7 +83,7 @@ static void routing_headers(void)
 		CHECK(ibv_init_ah_from_wc(context, 1, &wc, &header.grh, &attr) == 0);
 		CHECK(attr.is_global && attr.sl == 3 && attr.grh.sgid_index == gid_index());
 		CHECK(attr.grh.traffic_class == 0x68 && attr.grh.flow_label == 0);
-		CHECK(memcmp(attr.grh.dgid.raw + 10, "\xff\xff\x0a\0\0\x09", 6) == 0);
+		CHECK(memcmp(attr.grh.dgid.raw + 10, "\xff\xff\x0a\0\0\x09", 6) == 0 && attr.grh.hop_limit == 0x40);
 	}
 
 	/* A GRH tells the version of RoCE, and so the GID that the answer comes from. */
@@ -92,9 +92,11 @@ static void routing_headers(void)
 	header.grh.dgid = own;
 	header.grh.sgid.raw[0] = 0xfe;
 	header.grh.next_hdr = 17;
+	header.grh.hop_limit = 9;
 	CHECK(ibv_init_ah_from_wc(context, 1, &wc, &header.grh, &attr) == 0);
 	CHECK(attr.grh.sgid_index == index_of(&own, IBV_GID_TYPE_ROCE_V2));
 	CHECK(attr.grh.traffic_class == 0x68 && attr.grh.flow_label == 0x1234 && attr.grh.dgid.raw[0] == 0xfe);
+	CHECK(attr.grh.hop_limit == 9);
 	header.grh.next_hdr = 0x1b;
 	CHECK(index_of(&own, IBV_GID_TYPE_ROCE_V1) >= 0);
 	CHECK(ibv_init_ah_from_wc(context, 1, &wc, &header.grh, &attr) == 0);
@@ -104,6 +106,12 @@ static void routing_headers(void)
 	header.grh.next_hdr = 17;
 	header.grh.dgid.raw[0] = 0xff;
 	CHECK(ibv_init_ah_from_wc(context, 1, &wc, &header.grh, &attr) == -1 && errno == EINVAL);
+
+	/* Without the flag the header counts for nothing. */
+	wc.wc_flags = 0;
+	wc.slid = 7;
+	CHECK(ibv_init_ah_from_wc(context, 1, &wc, &header.grh, &attr) == 0);
+	CHECK(!attr.is_global && attr.dlid == 7 && attr.sl == 3 && attr.port_num == 1);
 }
 
 /* Headers that libmlx5 has specifications for, and rules on them that the device does not match. */

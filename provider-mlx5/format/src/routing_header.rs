@@ -15,6 +15,8 @@ pub struct RoutingHeader {
     pub flow_label: u32,
     /// The traffic class, or the type of service.
     pub traffic_class: u8,
+    /// The hop limit or the time to live that the datagram arrived with.
+    pub hop_limit: u8,
     /// Whether it is a packet of RoCE v2.
     pub is_udp: bool,
 }
@@ -28,8 +30,14 @@ impl RoutingHeader {
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         if is_ipv4(bytes) {
             let [source, destination] = [32, 36].map(|at| mapped(bytes, at));
-            let traffic_class = bytes[21];
-            return Some(Self { source, destination, flow_label: 0, traffic_class, is_udp: true });
+            return Some(Self {
+                source,
+                destination,
+                flow_label: 0,
+                traffic_class: bytes[21],
+                hop_limit: bytes[28],
+                is_udp: true,
+            });
         }
         let word = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         if word >> 28 != 6 || !matches!(bytes[6], UDP | INFINIBAND) {
@@ -40,6 +48,7 @@ impl RoutingHeader {
             destination: gid(bytes, 24),
             flow_label: word & 0xf_ffff,
             traffic_class: (word >> 20) as u8,
+            hop_limit: bytes[7],
             is_udp: bytes[6] == UDP,
         })
     }
@@ -92,7 +101,7 @@ mod tests {
     fn grh(protocol: u8) -> [u8; 40] {
         let mut bytes = [0; 40];
         bytes[..4].copy_from_slice(&0x6680_1234_u32.to_be_bytes());
-        (bytes[6], bytes[8], bytes[24]) = (protocol, 0xfe, 0xfd);
+        (bytes[6], bytes[7], bytes[8], bytes[24]) = (protocol, 9, 0xfe, 0xfd);
         bytes
     }
 
@@ -102,6 +111,7 @@ mod tests {
         assert_eq!(header.source[10..], [0xff, 0xff, 10, 0, 0, 1]);
         assert_eq!(header.destination[12..], [10, 0, 0, 2]);
         assert_eq!((header.flow_label, header.traffic_class, header.is_udp), (0, 0x68, true));
+        assert_eq!(header.hop_limit, 64);
         // The bytes before it are undefined.
         for first in 0..=255 {
             let mut bytes = ipv4();
@@ -116,7 +126,7 @@ mod tests {
             let header = RoutingHeader::parse(&grh(protocol)).expect("a GRH");
             assert_eq!((header.source[0], header.destination[0]), (0xfe, 0xfd));
             assert_eq!((header.flow_label, header.traffic_class), (0x1234, 0x68));
-            assert_eq!(header.is_udp, is_udp);
+            assert_eq!((header.hop_limit, header.is_udp), (9, is_udp));
         }
         // An address that begins like an IPv4 header has no checksum of one.
         let mut bytes = grh(UDP);
