@@ -222,8 +222,9 @@ impl<L: Layer> CompletionQueue<L> {
     /// # Errors
     /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
     /// until empty); errors of the kernel (EINVAL if the queue is full, or has more completions
-    /// than would fit); `Refused` where an earlier one failed, but was carried out later. The queue keeps the memory of the new ring then until it is destroyed,
-    /// because the device may still move to it.
+    /// than would fit); `Refused` where an earlier one failed, but was carried out later. The queue
+    /// keeps the memory of the new ring then until it is destroyed, because the device may still
+    /// move to it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
