@@ -7,10 +7,13 @@ mod program;
 mod scratch;
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::ValueEnum;
+use uverbs::soft::settings::open_output;
 use uverbs::soft::wire::{HostAddress, Interface};
 
 use crate::args::Run;
@@ -34,10 +37,11 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     command.env_remove("SYSFS_PATH");
     warn_of_variables(arguments);
     describe(arguments, &mut command)?;
+    let fifo = arguments.trace.as_deref().map(fifo).transpose()?;
     let status = child::run(command)
         .context(|| format!("cannot run {}", program.display()))
         .map(|status| child::exit_code(&status))?;
-    drop(scratch);
+    drop((scratch, fifo));
     if status == 0 { Ok(()) } else { Err(Failure::Ended(status)) }
 }
 
@@ -144,6 +148,17 @@ fn trace(target: &Path) -> Outcome<OsString> {
     let path = absolute(target)?;
     check_writable(&path).context(|| format!("cannot write the trace to {}", path.display()))?;
     Ok(path.into())
+}
+
+/// Opens a trace's FIFO, so that its reader does not see an end between two programs that trace.
+fn fifo(target: &Path) -> Outcome<Option<File>> {
+    let is_fifo = || target.metadata().is_ok_and(|data| data.file_type().is_fifo());
+    if target == Path::new("-") || !is_fifo() {
+        return Ok(None);
+    }
+    open_output(File::options().write(true), target)
+        .map(Some)
+        .context(|| format!("cannot write the trace to {}", target.display()))
 }
 
 /// Absolute, because the program may change its directory.

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::fcntl::OFlag;
 
@@ -103,9 +103,8 @@ fn files_are_written_through_fifos() {
     drop(reader);
     let unread = run("--pcap", &path, &["ibv_devinfo"]);
     assert!(unread.stderr.contains("no program reads the FIFO"), "{unread:?}");
-    let unread = run("--trace", &path, &["true"]);
-    assert_eq!(unread.status.code(), Some(2), "{unread:?}");
-    assert!(unread.stderr.contains("no program reads the FIFO"), "{unread:?}");
+    let unread = run("--trace", &path, &["touch", text(&scratch.path().join("touched"))]);
+    unread.failure(1, "no program reads the FIFO");
     for (option, begins) in [("--pcap", &MAGIC[..]), ("--trace", b"[")] {
         // What is written fits into the FIFO.
         let (path, mut reader) = fifo(&scratch);
@@ -114,6 +113,31 @@ fn files_are_written_through_fifos() {
         reader.read_to_end(&mut read).expect("read");
         assert!(read.starts_with(begins), "{option}: {read:?}");
         assert!(fs::symlink_metadata(&path).expect("there").file_type().is_fifo());
+        assert_eq!(process::names(scratch.path()), ["fifo"]);
+    }
+}
+
+/// The program that traces replaces itself: the trace of the next one follows.
+#[test]
+fn a_fifo_has_no_end_between_two_programs() {
+    if !is_installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    process::build_library();
+    let scratch = Scratch::new("written-exec");
+    for (option, has) in [("--trace", &b"GET_CONTEXT"[..]), ("--pcap", &MAGIC[..])] {
+        let (path, polled) = fifo(&scratch);
+        // It leaves at the end of the file; the test's own reader is there before it.
+        let reader = Command::new("cat").arg(&path).stdout(Stdio::piped()).spawn();
+        let reader = reader.expect("cat");
+        let option = format!("{option}={}", text(&path));
+        // Time for the reader to see an end.
+        let script = "sleep 0.2; exec env ibv_devinfo";
+        let mut command = process::uverbs(&["run", &option, "--", "sh", "-c", script]);
+        let ended = Running::start(&mut command).end().success();
+        drop(polled);
+        let read = reader.wait_with_output().expect("read").stdout;
+        assert!(read.windows(has.len()).any(|bytes| bytes == has), "{option}: {ended:?}");
         assert_eq!(process::names(scratch.path()), ["fifo"]);
     }
 }
