@@ -31,13 +31,12 @@ pub fn open_output(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Says on standard error that a file lacks what was to be written to it.
+/// Says on standard error that a file lacks what was to be written to it. It takes no lock, because
+/// a forked child may inherit one that no thread releases.
 pub fn say_incomplete(what: &str, path: &Path, error: &io::Error) {
-    let mut stderr = io::stderr().lock();
     let text = format!("uverbs: the {what} {} is incomplete: {error}\n", path.display());
     // If this fails, there is no other place for the message.
-    let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
-    let _ = without_signals(|| stderr.write_all(text.as_bytes()).map_err(errno));
+    let _ = without_signals(|| nix::unistd::write(io::stderr(), text.as_bytes()));
 }
 
 /// Creates a file that no device or process of a run has created before. Returns false if one has,
