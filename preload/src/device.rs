@@ -80,7 +80,7 @@ fn complain(reason: &str) -> Errno {
 fn make() -> Result<Devices, String> {
     let settings = Settings::from_environment(settings::DEVICES)?;
     let settings = match settings::of_run(settings::RECORDED) {
-        Some(marker) => settings.of_run(marker),
+        Some(token) => settings.of_run(token),
         None => settings,
     };
     let mut guids = GUIDS.lock().unwrap_or_else(PoisonError::into_inner);

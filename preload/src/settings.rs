@@ -11,9 +11,9 @@ pub(crate) const SYSFS: &str = "UVERBS_RUN_SYSFS";
 /// Where the trace goes: a file, or `-` for standard error.
 pub(crate) const TRACE: &str = "UVERBS_RUN_TRACE";
 
-/// The file in it that shows that a device of the run records.
+/// The file in it that the first device of the run to record takes away.
 pub(crate) const RECORDED: &str = "recorded";
-/// The file in it that shows that a process of the run traces.
+/// The file in it that the first process of the run to trace takes away.
 pub(crate) const TRACED: &str = "traced";
 
 /// The devices' variables. Messages call each by the option of `uverbs run` that sets it.

@@ -14,6 +14,11 @@ use crate::failure::{Context, Failure, Outcome};
 
 const PREFIX: &str = "uverbs-run-";
 
+/// Files that the first device to record, and the first process to trace, take away: only they
+/// replace what an older run wrote. A process that outlives the command makes the directory anew,
+/// without these.
+const TOKENS: [&str; 2] = ["recorded", "traced"];
+
 /// A directory that is removed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Scratch {
@@ -45,12 +50,20 @@ impl Scratch {
                 made => {
                     made.context(|| format!("cannot make a directory in {}", directory.display()))?;
                     let lock = lock(&path).context(|| format!("cannot lock {}", path.display()))?;
-                    return Ok(Self { path, _lock: lock });
+                    let scratch = Self { path, _lock: lock };
+                    return scratch
+                        .with_tokens()
+                        .context(|| format!("cannot make a file in {}", directory.display()));
                 }
             }
         }
         Err(std::io::Error::from(std::io::ErrorKind::AlreadyExists))
             .context(|| format!("no free name in {}", directory.display()))
+    }
+
+    fn with_tokens(self) -> std::io::Result<Self> {
+        TOKENS.iter().try_for_each(|name| File::create(self.path.join(name)).map(drop))?;
+        Ok(self)
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -5,6 +5,8 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
@@ -140,6 +142,58 @@ fn a_fifo_has_no_end_between_two_programs() {
         assert!(read.windows(has.len()).any(|bytes| bytes == has), "{option}: {ended:?}");
         assert_eq!(process::names(scratch.path()), ["fifo"]);
     }
+}
+
+/// Two runs at the same time: each recording is whole, under a name of its own.
+#[test]
+fn two_runs_do_not_write_to_the_same_recording() {
+    if !is_installed("ibv_asyncwatch", "ibverbs-utils") {
+        return;
+    }
+    process::build_library();
+    let scratch = Scratch::new("written-twice");
+    let file = scratch.path().join("file");
+    let option = format!("--pcap={}", text(&file));
+    let watch = || {
+        let mut command =
+            process::uverbs(&["run", &option, "--", "stdbuf", "-oL", "ibv_asyncwatch"]);
+        let mut running = Running::start(&mut command);
+        running.line("mlx5_0: ");
+        running
+    };
+    let both = [watch(), watch()];
+    let names = process::names(scratch.path());
+    assert!(names.len() == 2 && names[0] == "file" && names[1].ends_with("-0"), "{names:?}");
+    drop(both);
+    assert!(names.iter().all(|name| is_recording(&scratch.path().join(name))));
+}
+
+/// A process that outlives its run, which has made the run's directory anew.
+#[test]
+fn a_process_that_outlives_its_run_empties_nothing() {
+    if !is_installed("ibv_devinfo", "ibverbs-utils") {
+        return;
+    }
+    process::build_library();
+    let scratch = Scratch::new("written-outlived");
+    let [pcap, trace, done] = ["pcap", "trace", "done"].map(|name| scratch.path().join(name));
+    let later = format!(
+        "while [ -e \"$UVERBS_RUN_SYSFS\" ]; do sleep 0.05; done; ls /sys/class/infiniband; \
+         ibv_devinfo; : > {}",
+        text(&done)
+    );
+    let script = format!("ibv_devinfo > /dev/null; ( {later} ) > /dev/null 2>&1 &");
+    let options = [format!("--pcap={}", text(&pcap)), format!("--trace={}", text(&trace))];
+    process::run(&["run", &options[0], &options[1], "--", "sh", "-c", &script]).success();
+    let before = fs::read_to_string(&trace).expect("a trace");
+    fs::write(&pcap, "a mark").expect("written");
+    let began = Instant::now();
+    while !done.exists() {
+        assert!(began.elapsed() < process::PATIENCE, "it still waits");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(fs::read_to_string(&trace).expect("a trace").starts_with(&before));
+    assert_eq!(fs::read(&pcap).expect("kept"), b"a mark");
 }
 
 /// A node like /dev/null, which only root can make.

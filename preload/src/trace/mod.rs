@@ -61,10 +61,10 @@ pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
 /// The first process of a run empties the file, and fails if it cannot be written. The others go on
 /// without a trace, because its reader may be gone.
 fn open(path: &Path) -> io::Result<Option<File>> {
-    let marker = settings::of_run(settings::TRACED);
-    let is_first = marker.as_ref().is_some_and(|marker| is_first(marker));
+    let token = settings::of_run(settings::TRACED);
+    let is_first = token.as_ref().is_some_and(|token| is_first(token));
     match open_output(OpenOptions::new().create(true).append(true), path) {
-        Err(error) if marker.is_some() && !is_first => {
+        Err(error) if token.is_some() && !is_first => {
             say_incomplete("trace", path, &error);
             Ok(None)
         }

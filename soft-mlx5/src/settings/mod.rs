@@ -54,7 +54,7 @@ pub struct Settings {
     /// What goes wrong.
     pub faults: Option<Faults>,
     pcap: Option<PathBuf>,
-    recorded: Option<PathBuf>,
+    token: Option<PathBuf>,
 }
 
 impl Settings {
@@ -99,24 +99,14 @@ impl Settings {
         });
         let faults = faults.transpose()?;
         let pcap = variables.value("PCAP").map(PathBuf::from);
-        let recorded = None;
-        Ok(Self {
-            devices,
-            is_infiniband,
-            model,
-            kernel,
-            addresses,
-            carrier,
-            faults,
-            pcap,
-            recorded,
-        })
+        let token = None;
+        Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap, token })
     }
 
-    /// The devices of all processes with the same marker make one run. The first of them that
-    /// records creates the marker, a file, and replaces an older recording.
-    pub fn of_run(self, marker: PathBuf) -> Self {
-        Self { recorded: Some(marker), ..self }
+    /// The devices of all processes with the same token, a file, make one run. The first of them
+    /// that records takes it away, and replaces an older recording.
+    pub fn of_run(self, token: PathBuf) -> Self {
+        Self { token: Some(token), ..self }
     }
 
     /// Starts device number `index`, with this name. A GUID replaces the one that follows from its
@@ -128,9 +118,10 @@ impl Settings {
         let builder = SoftDevice::builder(name).index(index).model(self.model).kernel(self.kernel);
         let builder = if self.is_infiniband { builder.infiniband() } else { builder };
         let builder = guid.into_iter().fold(builder, |builder, guid| builder.node_guid(guid));
-        let (wire, waker, place) = wire::connect(self, index)?;
+        let ((wire, waker, place), start) = wire::connect(self, index)?;
         let builder = builder.wire_to_network(wire, waker, place);
         let device = builder.build()?;
+        start.map_or(Ok(()), wire::begin)?;
         if let Some(faults) = &self.faults {
             faults.inject_commands(&device);
         }

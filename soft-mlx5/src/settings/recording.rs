@@ -1,9 +1,10 @@
 //! The files that users name for what a run writes: recordings and traces.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
@@ -39,20 +40,83 @@ pub fn say_incomplete(what: &str, path: &Path, error: &io::Error) {
     let _ = without_signals(|| nix::unistd::write(io::stderr(), text.as_bytes()));
 }
 
-/// Creates a file that no device or process of a run has created before. Returns false if one has,
-/// or if the directory is gone because the run is over.
+/// Takes a run's token, a file that is there until the first device or process takes it. Returns
+/// false if one has, or if the directory is gone because the run is over. A directory that was made
+/// anew has no token.
 #[must_use]
-pub fn is_first(marker: &Path) -> bool {
-    OpenOptions::new().write(true).create_new(true).open(marker).is_ok()
+pub fn is_first(token: &Path) -> bool {
+    fs::rename(token, taken(token)).is_ok()
+}
+
+fn taken(token: &Path) -> PathBuf {
+    token.with_extension("taken")
+}
+
+/// A run's token. It is given back when this is dropped, unless it is kept.
+#[derive(Debug)]
+struct Taken {
+    token: PathBuf,
+    is_kept: bool,
+}
+
+impl Taken {
+    fn take(token: &Path) -> Option<Self> {
+        is_first(token).then(|| Self { token: token.to_owned(), is_kept: false })
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // It fails if the run is over, and then the token is no longer needed.
+            let _ = fs::rename(taken(&self.token), &self.token);
+        }
+    }
+}
+
+/// Bytes that wait for the recording to begin; `None` when it has.
+type Held = Arc<Mutex<Option<Vec<u8>>>>;
+
+fn lock(held: &Held) -> MutexGuard<'_, Option<Vec<u8>>> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A recording that has not begun. Until its device exists, the file keeps what is in it, and a
+/// program that finds no device and looks again gets the same file.
+#[derive(Debug)]
+pub(super) struct Start {
+    file: Arc<File>,
+    held: Held,
+    taken: Option<Taken>,
+}
+
+impl Start {
+    /// Replaces what is in the file.
+    pub(super) fn begin(mut self) -> io::Result<()> {
+        let mut held = lock(&self.held);
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        let bytes = held.as_deref().unwrap_or_default();
+        without_signals(|| (&*self.file).write_all(bytes).map_err(errno))?;
+        *held = None;
+        self.taken.iter_mut().for_each(|taken| taken.is_kept = true);
+        Ok(())
+    }
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// The recording of one device. Says so if it cannot be written to its end.
 #[derive(Debug)]
 pub(super) struct Recording {
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     /// Keeps other devices from recording to the same file.
     _lock: Option<Flock<File>>,
+    held: Held,
     failed: bool,
 }
 
@@ -61,47 +125,58 @@ impl Recording {
     /// the user named. The names of others, of this process or of another, end with process and
     /// device.
     ///
-    /// With a marker, the first device of the run replaces an older recording. Without one, a file
-    /// is free if it is empty and no device records to it.
-    pub(super) fn open(path: &Path, index: u32, marker: Option<&Path>) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true);
+    /// With a token, the device that takes it replaces an older recording. Without one, a file is
+    /// free if it is empty. No device records to a file that another records to.
+    pub(super) fn open(path: &Path, index: u32, token: Option<&Path>) -> io::Result<(Self, Start)> {
         if is_device(path) {
-            return open_output(&mut options, path).map(|file| Self::new(path, file, None));
+            return Ok(Self::new(path, create(path)?, None, None));
         }
-        match marker {
-            Some(marker) if is_first(marker) => {
-                // A program that finds no device looks again.
-                let unmark = |_: &_| drop(fs::remove_file(marker));
-                let file = open_output(options.truncate(true), path).inspect_err(unmark)?;
-                return Ok(Self::new(path, file, None));
-            }
-            Some(_) => {}
-            None => {
-                if let Some(free) = Self::open_free(&mut options, path)? {
-                    return Ok(free);
-                }
-            }
+        let named = match token {
+            Some(token) => match Taken::take(token) {
+                Some(taken) => Self::open_first(path, taken)?,
+                None => None,
+            },
+            None => Self::open_free(path)?,
+        };
+        if let Some(named) = named {
+            return Ok(named);
         }
         let mut other = path.as_os_str().to_owned();
         other.push(format!(".{}-{index}", std::process::id()));
         let other = PathBuf::from(other);
-        let file = open_output(options.truncate(true), &other)?;
-        Ok(Self::new(&other, file, None))
+        Ok(Self::new(&other, create(&other)?, None, None))
     }
 
-    fn open_free(options: &mut OpenOptions, path: &Path) -> io::Result<Option<Self>> {
-        let file = open_output(options, path)?;
-        match Flock::lock(file.try_clone()?, FlockArg::LockExclusiveNonblock) {
-            Err((_, Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, errno)) => Err(errno.into()),
-            Ok(_) if holds_data(&file)? => Ok(None),
-            Ok(lock) => Ok(Some(Self::new(path, file, Some(lock)))),
+    fn open_first(path: &Path, mut taken: Taken) -> io::Result<Option<(Self, Start)>> {
+        let file = create(path)?;
+        let Some(lock) = Lock::of(&file)? else {
+            // Another run's. What it has recorded when it ends is not to be replaced either.
+            taken.is_kept = true;
+            return Ok(None);
+        };
+        Ok(Some(Self::new(path, file, lock.0, Some(taken))))
+    }
+
+    fn open_free(path: &Path) -> io::Result<Option<(Self, Start)>> {
+        // Looked at before it is opened, because the user may not be allowed to write to it.
+        if fs::metadata(path).is_ok_and(|data| holds_data(&data)) {
+            return Ok(None);
         }
+        let file = create(path)?;
+        let lock = Lock::of(&file)?;
+        let is_taken = holds_data(&file.metadata()?);
+        Ok(lock.filter(|_| !is_taken).map(|lock| Self::new(path, file, lock.0, None)))
     }
 
-    fn new(path: &Path, file: File, lock: Option<Flock<File>>) -> Self {
-        Self { path: path.to_owned(), file, _lock: lock, failed: false }
+    fn new(
+        path: &Path,
+        file: File,
+        lock: Option<Flock<File>>,
+        taken: Option<Taken>,
+    ) -> (Self, Start) {
+        let (file, held) = (Arc::new(file), Arc::new(Mutex::new(Some(Vec::new()))));
+        let start = Start { file: file.clone(), held: held.clone(), taken };
+        (Self { path: path.to_owned(), file, _lock: lock, held, failed: false }, start)
     }
 
     /// The first failure is the end of the recording.
@@ -115,8 +190,12 @@ impl Recording {
 
 impl Write for Recording {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(held) = &mut *lock(&self.held) {
+            held.extend_from_slice(bytes);
+            return Ok(bytes.len());
+        }
         // The program must not get a signal if the reader of a FIFO is gone.
-        let written = without_signals(|| nix::unistd::write(&self.file, bytes));
+        let written = without_signals(|| nix::unistd::write(&*self.file, bytes));
         written.map_err(io::Error::from).inspect_err(|error| self.note(error))
     }
 
@@ -131,9 +210,27 @@ fn is_device(path: &Path) -> bool {
     kind.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device())
 }
 
-fn holds_data(file: &File) -> io::Result<bool> {
-    let data = file.metadata()?;
-    Ok(data.is_file() && data.len() > 0)
+fn holds_data(data: &Metadata) -> bool {
+    data.is_file() && data.len() > 0
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    open_output(OpenOptions::new().write(true).create(true), path)
+}
+
+/// The lock of a recording; `None` in it where the file system has no locks.
+struct Lock(Option<Flock<File>>);
+
+impl Lock {
+    /// Returns `None` if another device records to the file.
+    fn of(file: &File) -> io::Result<Option<Self>> {
+        Ok(match Flock::lock(file.try_clone()?, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Some(Self(Some(lock))),
+            Err((_, Errno::EWOULDBLOCK)) => None,
+            // As some network file systems answer.
+            Err(_) => Some(Self(None)),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -8,20 +8,22 @@ use crate::runtime::clock;
 use crate::wire::{HostAddress, Link, LinkType, Network, Pcap, Place, RoutedWire, Waker, Wire};
 
 use super::Settings;
-use super::recording::Recording;
+use super::recording::{Recording, Start};
 
 type Connected = (Box<dyn Wire>, Arc<Waker>, Place);
 
-/// Puts device number `index` on the network.
-pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<Connected> {
+/// Puts device number `index` on the network. Its recording begins when the device exists.
+pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<(Connected, Option<Start>)> {
     let waker = Arc::new(Waker::new()?);
     let (mut wire, place) = join(settings, index, waker.clone())?;
+    let mut start = None;
     if let Some(path) = &settings.pcap {
-        let file = Recording::open(path, index, settings.recorded.as_deref())
+        let (file, begins) = Recording::open(path, index, settings.token.as_deref())
             .map_err(|error| explained(&error, format!("cannot record to {}", path.display())))?;
         let recorder = Pcap::new(wire, BufWriter::new(file), LinkType::Ethernet);
         let recorder = recorder.map_err(|error| explained(&error, "cannot record".into()))?;
         wire = Box::new(recorder.since(clock::epoch()));
+        start = Some(begins);
     }
     if let Some(faults) = &settings.faults {
         // Each device has faults of its own.
@@ -29,7 +31,7 @@ pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<Connected> 
         plan.seed = plan.seed.wrapping_add(u64::from(index));
         wire = Box::new(Faulty::new(wire, plan));
     }
-    Ok((wire, waker, place))
+    Ok(((wire, waker, place), start))
 }
 
 fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> io::Result<(Box<dyn Wire>, Place)> {
@@ -52,6 +54,11 @@ fn join(settings: &Settings, index: u32, waker: Arc<Waker>) -> io::Result<(Box<d
         }
         _ => explained(&error, format!("cannot use {address}")),
     })
+}
+
+/// Begins the recording of a device that exists.
+pub(super) fn begin(start: Start) -> io::Result<()> {
+    start.begin().map_err(|error| explained(&error, "cannot record".into()))
 }
 
 /// The same error, with what failed in front.

@@ -3,6 +3,8 @@ use std::process::Command;
 
 use super::*;
 
+const OLD: &[u8] = b"an older and longer recording";
+
 /// A directory that is removed when dropped.
 struct Scratch(PathBuf);
 
@@ -24,8 +26,9 @@ impl Scratch {
     }
 
     /// Records some bytes; returns the name of the file that got them.
-    fn record(&self, path: &Path, marker: Option<&Path>) -> String {
-        let mut recording = Recording::open(path, 3, marker).expect("opened");
+    fn record(&self, path: &Path, token: Option<&Path>) -> String {
+        let (mut recording, start) = Recording::open(path, 3, token).expect("opened");
+        start.begin().expect("begun");
         recording.write_all(b"packets").expect("written");
         let name = recording.path.file_name().expect("a name");
         name.to_string_lossy().into_owned()
@@ -45,11 +48,64 @@ impl Drop for Scratch {
 #[test]
 fn the_first_device_of_a_run_replaces_a_recording() {
     let scratch = Scratch::new("replaced");
-    let (file, marker) = (scratch.path("file"), scratch.path("marker"));
-    fs::write(&file, "an older and longer recording").expect("written");
-    assert_eq!(scratch.record(&file, Some(&marker)), "file");
+    let (file, token) = (scratch.path("file"), scratch.path("token"));
+    fs::write(&file, OLD).expect("written");
+    fs::write(&token, "").expect("written");
+    assert_eq!(scratch.record(&file, Some(&token)), "file");
     assert_eq!(fs::read(&file).expect("read"), b"packets");
-    assert_eq!(scratch.record(&file, Some(&marker)), scratch.second());
+    assert_eq!(scratch.record(&file, Some(&token)), scratch.second());
+    assert!(!token.exists());
+}
+
+/// Two runs that record to the same file at the same time.
+#[test]
+fn a_recording_of_another_run_is_not_replaced() {
+    let scratch = Scratch::new("at-once");
+    let (file, tokens) = (scratch.path("file"), ["one", "other"].map(|name| scratch.path(name)));
+    tokens.iter().for_each(|token| fs::write(token, "").expect("written"));
+    let (mut first, start) = Recording::open(&file, 0, Some(&tokens[0])).expect("opened");
+    start.begin().expect("begun");
+    first.write_all(b"the first run's").expect("written");
+    assert_eq!(scratch.record(&file, Some(&tokens[1])), scratch.second());
+    drop(first);
+    assert_eq!(scratch.record(&file, Some(&tokens[1])), scratch.second(), "it has had its turn");
+    assert_eq!(fs::read(&file).expect("read"), b"the first run's");
+}
+
+/// The device fails after its recording was opened.
+#[test]
+fn a_recording_that_does_not_begin_leaves_all_as_it_was() {
+    let scratch = Scratch::new("unbegun");
+    let (file, token) = (scratch.path("file"), scratch.path("token"));
+    fs::write(&file, OLD).expect("written");
+    fs::write(&token, "").expect("written");
+    let (mut recording, start) = Recording::open(&file, 0, Some(&token)).expect("opened");
+    assert!(!token.exists());
+    recording.write_all(b"header").expect("held");
+    drop((recording, start));
+    assert_eq!(fs::read(&file).expect("read"), OLD);
+    assert_eq!(scratch.record(&file, Some(&token)), "file");
+}
+
+#[test]
+fn a_token_is_given_back_if_the_file_cannot_be_opened() {
+    let scratch = Scratch::new("unopened");
+    let token = scratch.path("token");
+    fs::write(&token, "").expect("written");
+    Recording::open(&scratch.path("no/file"), 0, Some(&token)).expect_err("no directory");
+    assert!(token.exists());
+    fs::remove_file(&token).expect("removed");
+    assert!(!is_first(&token), "a directory that was made anew");
+}
+
+/// Root may write to all files, but not to a program that runs.
+#[test]
+fn a_recording_that_may_not_be_written_is_kept() {
+    let scratch = Scratch::new("running");
+    let file = scratch.path("file");
+    symlink(std::env::current_exe().expect("this program"), &file).expect("a link");
+    assert!(OpenOptions::new().write(true).open(&file).is_err());
+    assert_eq!(scratch.record(&file, None), scratch.second());
 }
 
 #[test]
@@ -83,12 +139,12 @@ fn links_fifos_and_devices_are_written_through() {
     assert_eq!(read, b"packets");
 
     // Needs root.
-    let Some(null) = scratch.make("mknod", "null", &["c", "1", "3"]) else { return };
-    let first = Recording::open(&null, 0, None);
-    if first.is_err() {
-        eprintln!("no devices in this file system");
-        return;
-    }
+    let null = scratch.make("mknod", "null", &["c", "1", "3"]);
+    let Some((null, _first)) =
+        null.and_then(|null| Recording::open(&null, 0, None).ok().map(|first| (null, first)))
+    else {
+        return eprintln!("skipped: no device nodes here");
+    };
     assert_eq!(scratch.record(&null, None), "null");
     assert!(fs::metadata(&null).expect("there").file_type().is_char_device());
 }
@@ -98,7 +154,8 @@ fn a_reader_that_leaves_ends_the_recording() {
     let scratch = Scratch::new("left");
     let fifo = scratch.make("mkfifo", "fifo", &[]).expect("a FIFO");
     let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo);
-    let mut recording = Recording::open(&fifo, 0, None).expect("opened");
+    let (mut recording, start) = Recording::open(&fifo, 0, None).expect("opened");
+    start.begin().expect("begun");
     drop(reader);
     let failed = recording.write_all(b"packets");
     assert_eq!(failed.expect_err("no reader").kind(), ErrorKind::BrokenPipe);
