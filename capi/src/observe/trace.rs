@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use uverbs::soft::settings::open_output;
 
 use super::{Argument, Named};
 use crate::environment::{say, variable, write_or_lose};
@@ -113,10 +113,7 @@ impl Trace {
 /// Opens a file to append to. A pipe that no program reads is an error, because waiting for a
 /// reader would stop the program. If there is one, lines wait until it has read others.
 fn open(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    let file = options.create(true).append(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    fcntl(&file, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
-    Ok(file)
+    open_output(File::options().create(true).append(true), path)
 }
 
 fn identity(file: &File) -> io::Result<Identity> {

@@ -3,13 +3,11 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use uverbs::ethernet::recording::{Recorder, Snapped};
+use uverbs::soft::settings::open_output;
 
 use crate::args::Capture;
 use crate::failure::{Context, Failure, Outcome};
@@ -126,8 +124,7 @@ impl Open {
         let mut options = OpenOptions::new();
         options.write(true).truncate(true).create(overwrite).create_new(!overwrite);
         // SIGINT is blocked by now, so it could not end a wait for the reader of a FIFO.
-        options.custom_flags(OFlag::O_NONBLOCK.bits());
-        let opened = match options.open(path) {
+        let opened = match open_output(&mut options, path) {
             Err(_) if path.is_dir() => {
                 let what = format!("{} is a directory: name a file in it", path.display());
                 return Err(Failure::usage(what));
@@ -136,23 +133,14 @@ impl Open {
                 let what = format!("{} exists already: --overwrite replaces it", path.display());
                 return Err(Failure::failed(what));
             }
-            Err(error) if error.raw_os_error() == Some(Errno::ENXIO as i32) && is_fifo(path) => {
-                let what = format!("no program reads {}: start its reader first", path.display());
-                return Err(Failure::failed(what));
-            }
             opened => opened.context(what)?,
         };
-        fcntl(&opened, FcntlArg::F_SETFL(OFlag::empty())).context(what)?;
         let file = BufWriter::with_capacity(BUFFER, opened);
         let mut recorder = Recorder::new(file, interface).context(what)?;
         // So that a full disk is reported at once.
         recorder.flush().context(what)?;
         Ok(Self { recorder, since: Instant::now(), frames: 0 })
     }
-}
-
-fn is_fifo(path: &Path) -> bool {
-    path.metadata().is_ok_and(|file| file.file_type().is_fifo())
 }
 
 /// The name with a number in front of its extension.
