@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::io::{self, IoSlice};
 
-use nix::errno::Errno;
 use uverbs::soft::signals::without_signals;
 
 use crate::events::uncancelled;
@@ -38,8 +37,7 @@ pub(crate) fn say(text: &str) {
 /// not grow, sends the program no signal. A thread that is cancelled in the call would never
 /// release the library's locks that it holds, so cancellation waits.
 pub(crate) fn write_or_lose(write: impl FnOnce() -> io::Result<()>) {
-    let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
     uncancelled(|| {
-        let _ = without_signals(|| write().map_err(errno));
+        let _ = without_signals(write);
     });
 }

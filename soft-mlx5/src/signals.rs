@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::io;
 use std::marker::PhantomData;
 
 use nix::errno::Errno;
@@ -86,17 +87,35 @@ pub(crate) fn note_all_blocked() {
     KEPT.set(Some(of_writes()));
 }
 
+/// The error of a write.
+pub trait WriteError: From<Errno> {
+    /// The kernel's number, if it is the kernel's error.
+    fn errno(&self) -> Option<Errno>;
+}
+
+impl WriteError for Errno {
+    fn errno(&self) -> Option<Errno> {
+        Some(*self)
+    }
+}
+
+impl WriteError for io::Error {
+    fn errno(&self) -> Option<Errno> {
+        self.raw_os_error().map(Errno::from_raw)
+    }
+}
+
 /// Runs a write to a pipe whose reader may be gone, or to a file that is as large as the process
 /// may make it, so that the signal which the kernel sends then is not left in this thread. It takes
 /// no system call more where the signals are known to be blocked.
 ///
 /// # Errors
 /// Those of the write.
-pub fn without_signals<T>(write: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
+pub fn without_signals<T, E: WriteError>(write: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let blocked = WritesBlocked::new()?;
     let written = write();
-    if let Err(errno) = &written {
-        let sent = OF_WRITES.iter().find(|(of, _)| of == errno).map(|(_, signal)| *signal);
+    if let Some(errno) = written.as_ref().err().and_then(WriteError::errno) {
+        let sent = OF_WRITES.iter().find(|(of, _)| *of == errno).map(|(_, signal)| *signal);
         sent.filter(|signal| !blocked.kept.contains(*signal)).into_iter().for_each(take);
     }
     written

@@ -93,19 +93,17 @@ impl Trace {
             since.subsec_micros()
         );
         // The program goes on if the reader of its trace is gone, or the file may not grow.
-        let write = || (&self.file).write_all(line.as_bytes());
-        let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or_default());
-        if let Err(errno) = without_signals(|| write().map_err(errno)) {
-            self.lost(errno);
+        if let Err(error) = without_signals(|| (&self.file).write_all(line.as_bytes())) {
+            self.lost(&error);
         }
     }
 
     /// Says once that lines are missing.
     #[cold]
-    fn lost(&self, errno: Errno) {
+    fn lost(&self, error: &io::Error) {
         let Some(path) = &self.path else { return };
         if !self.incomplete.swap(true, Ordering::Relaxed) {
-            say_incomplete("trace", path, &errno.into());
+            say_incomplete("trace", path, error);
         }
     }
 }

@@ -98,15 +98,11 @@ impl Start {
             self.file.set_len(0)?;
         }
         let bytes = held.as_deref().unwrap_or_default();
-        without_signals(|| (&*self.file).write_all(bytes).map_err(errno))?;
+        without_signals(|| (&*self.file).write_all(bytes))?;
         *held = None;
         self.taken.iter_mut().for_each(|taken| taken.is_kept = true);
         Ok(())
     }
-}
-
-fn errno(error: io::Error) -> Errno {
-    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// The recording of one device. Says so if it cannot be written to its end.
@@ -195,8 +191,8 @@ impl Write for Recording {
             return Ok(bytes.len());
         }
         // The program must not get a signal if the reader of a FIFO is gone.
-        let written = without_signals(|| nix::unistd::write(&*self.file, bytes));
-        written.map_err(io::Error::from).inspect_err(|error| self.note(error))
+        let written = without_signals(|| (&*self.file).write(bytes));
+        written.inspect_err(|error| self.note(error))
     }
 
     fn flush(&mut self) -> io::Result<()> {
