@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
-use uverbs_soft::settings::Settings;
+use uverbs_soft::settings::{RECORDED, Settings};
 
 use crate::paths::NodeKind;
 use crate::settings;
@@ -78,11 +78,8 @@ fn complain(reason: &str) -> Errno {
 }
 
 fn make() -> Result<Devices, String> {
-    let settings = Settings::from_environment(settings::DEVICES)?;
-    let settings = match settings::of_run(settings::RECORDED) {
-        Some(token) => settings.of_run(token),
-        None => settings,
-    };
+    let settings =
+        Settings::from_environment(settings::DEVICES)?.of_run(settings::of_run(RECORDED));
     let mut guids = GUIDS.lock().unwrap_or_else(PoisonError::into_inner);
     let make = |index| {
         let guid = guids.get(index as usize).copied();

@@ -11,11 +11,6 @@ pub(crate) const SYSFS: &str = "UVERBS_RUN_SYSFS";
 /// Where the trace goes: a file, or `-` for standard error.
 pub(crate) const TRACE: &str = "UVERBS_RUN_TRACE";
 
-/// The file in it that the first device of the run to record takes away.
-pub(crate) const RECORDED: &str = "recorded";
-/// The file in it that the first process of the run to trace takes away.
-pub(crate) const TRACED: &str = "traced";
-
 /// The devices' variables. Messages call each by the option of `uverbs run` that sets it.
 pub(crate) const DEVICES: Variables =
     Variables { prefix: "UVERBS_RUN_", shown: |rest| format!("--{}", rest.to_ascii_lowercase()) };
@@ -25,7 +20,7 @@ pub(crate) fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// A file of the scratch directory that is about the whole run.
+/// A file of the scratch directory that is about the whole run: a token.
 pub(crate) fn of_run(name: &str) -> Option<PathBuf> {
     variable(SYSFS).map(|directory| PathBuf::from(directory).join(name))
 }

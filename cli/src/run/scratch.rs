@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, geteuid};
+use uverbs::soft::settings::{RECORDED, TRACED};
 
 use crate::failure::{Context, Failure, Outcome};
 
@@ -17,7 +18,7 @@ const PREFIX: &str = "uverbs-run-";
 /// Files that the first device to record, and the first process to trace, take away: only they
 /// replace what an older run wrote. A process that outlives the command makes the directory anew,
 /// without these.
-const TOKENS: [&str; 2] = ["recorded", "traced"];
+const TOKENS: [&str; 2] = [RECORDED, TRACED];
 
 /// A directory that is removed when this value is dropped.
 #[derive(Debug)]

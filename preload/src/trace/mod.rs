@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use nix::errno::Errno;
-use uverbs_soft::settings::{is_first, open_output, say_incomplete};
+use uverbs_soft::settings::{TRACED, is_first, open_output, say_incomplete};
 use uverbs_soft::signals::without_signals;
 use uverbs_uapi::cm::CmdHdr;
 use uverbs_uapi::mlx5::MmapCommand;
@@ -61,7 +61,7 @@ pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
 /// The first process of a run empties the file, and fails if it cannot be written. The others go on
 /// without a trace, because its reader may be gone.
 fn open(path: &Path) -> io::Result<Option<File>> {
-    let token = settings::of_run(settings::TRACED);
+    let token = settings::of_run(TRACED);
     let is_first = token.as_ref().is_some_and(|token| is_first(token));
     match open_output(OpenOptions::new().create(true).append(true), path) {
         Err(error) if token.is_some() && !is_first => {

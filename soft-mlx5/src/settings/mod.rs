@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use crate::chardev::{Kernel, Model, SoftDevice};
 use crate::wire::{Carrier, HostAddress};
 pub use faults::Faults;
-pub use recording::{is_first, open_output, say_incomplete};
+pub use recording::{RECORDED, TRACED, is_first, open_output, say_incomplete};
 
 /// A family of variables.
 #[derive(Debug, Clone, Copy)]
@@ -105,8 +105,8 @@ impl Settings {
 
     /// The devices of all processes with the same token, a file, make one run. The first of them
     /// that records takes it away, and replaces an older recording.
-    pub fn of_run(self, token: PathBuf) -> Self {
-        Self { token: Some(token), ..self }
+    pub fn of_run(self, token: Option<PathBuf>) -> Self {
+        Self { token, ..self }
     }
 
     /// Starts device number `index`, with this name. A GUID replaces the one that follows from its

@@ -40,6 +40,11 @@ pub fn say_incomplete(what: &str, path: &Path, error: &io::Error) {
     let _ = without_signals(|| nix::unistd::write(io::stderr(), text.as_bytes()));
 }
 
+/// The name of a run's token for recordings: the first device to record takes it.
+pub const RECORDED: &str = "recorded";
+/// The name of a run's token for traces: the first process to trace takes it.
+pub const TRACED: &str = "traced";
+
 /// Takes a run's token, a file that is there until the first device or process takes it. Returns
 /// false if one has, or if the directory is gone because the run is over. A directory that was made
 /// anew has no token.
