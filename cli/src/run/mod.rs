@@ -32,11 +32,11 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     let scratch = Scratch::new()?;
     let mut command = Command::new(&program);
     command.args(rest).env("LD_PRELOAD", preloaded(&library));
+    describe(arguments, &mut command)?;
+    warn_of_variables(&command);
     command.env("UVERBS_RUN_SYSFS", scratch.path());
     // The devices are below `/sys` for the program, whatever its user has elsewhere.
     command.env_remove("SYSFS_PATH");
-    warn_of_variables(arguments);
-    describe(arguments, &mut command)?;
     let fifo = arguments.trace.as_deref().map(fifo).transpose()?;
     let status = child::run(command)
         .context(|| format!("cannot run {}", program.display()))
@@ -75,25 +75,16 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
 }
 
 /// Warns of variables that describe the devices of other programs, and differ from the options.
-fn warn_of_variables(arguments: &Run) {
-    let chosen = |value: String| Some(value);
-    // Options without a default are right as they are if they are given.
-    let given = |is_given: bool| is_given.then(String::new);
-    let options = [
-        ("DEVICES", chosen(arguments.devices.to_string())),
-        ("LINK", chosen(word(arguments.link))),
-        ("MODEL", chosen(word(arguments.model))),
-        ("KERNEL", chosen(word(arguments.kernel))),
-        ("WIRE", chosen(word(arguments.wire))),
-        ("FAULTS", given(arguments.faults.is_some())),
-        ("PCAP", given(arguments.pcap.is_some())),
-    ];
-    for (name, option) in options {
+fn warn_of_variables(command: &Command) {
+    for (key, option) in command.get_envs() {
+        let name = key.to_str().and_then(|key| key.strip_prefix("UVERBS_RUN_"));
+        let Some(name) = name else { continue };
         let variable = format!("UVERBS_SOFT_{name}");
         let value = std::env::var_os(&variable).filter(|value| !value.is_empty());
-        let agrees =
-            |value: &OsStr| option.as_ref().is_some_and(|it| it.is_empty() || value == &**it);
-        if value.is_some_and(|value| !agrees(&value)) {
+        let Some(value) = value else { continue };
+        // Options without a default are right as they are if they are given.
+        let has_default = !matches!(name, "ADDRESS" | "FAULTS" | "PCAP");
+        if option.is_none_or(|option| has_default && option != value) {
             remark(format_args!(
                 "uverbs run: {variable} is not for the devices of uverbs run: use --{}",
                 name.to_ascii_lowercase()
