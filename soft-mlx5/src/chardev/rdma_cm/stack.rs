@@ -108,6 +108,14 @@ impl Stack {
         self.numbers().find(|device| self.station_of(*device) == Some(station))
     }
 
+    /// As [`find`](Self::find), for a station of the machine's network.
+    fn find_on_network(&self, station: Station) -> Option<DeviceNumber> {
+        let is_one = |device: &DeviceNumber| {
+            self.is_on_network(*device) && self.station_of(*device) == Some(station)
+        };
+        self.numbers().find(is_one)
+    }
+
     /// The device at an address of an interface.
     fn find_at(&self, ip: IpAddr) -> Option<DeviceNumber> {
         let is_one = |device: &DeviceNumber| {
@@ -160,7 +168,8 @@ impl Stack {
         space: PortSpace,
     ) -> Result<Route, CmaError> {
         let listener = self.listener_of_machine(space, to)?;
-        let device = match (source, listener.and_then(|station| self.find(station))) {
+        let own = listener.and_then(|station| self.find_on_network(station));
+        let device = match (source, own) {
             (Some(source), _) => self.interface_of(source)?.device,
             (None, Some(own)) => own,
             (None, None) => self.at_loopback()?,

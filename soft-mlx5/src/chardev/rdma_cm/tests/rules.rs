@@ -567,6 +567,28 @@ fn the_loopback_address_is_that_of_the_device_on_the_network() {
     }
 }
 
+/// A device on a wire of the program's own may have the station of another process's listener.
+#[test]
+fn a_station_of_another_wire_hides_no_listener_of_the_network() {
+    let [(other, others), (_, _)] = two_hosts();
+    let on_switch = SoftDevice::builder("own")
+        .wire(Box::new(NoWire), Waker::new().unwrap().into(), Station::new(others.into()).unwrap())
+        .build()
+        .unwrap();
+    let on_network = SoftDevice::builder("network").build().unwrap();
+    let mixed = RdmaCm::new(&[on_switch, on_network]).unwrap();
+    let (mixed, other) = (Client::open(&mixed), Client::open(&other));
+    let port = 30_000 + std::process::id() as u16 % 10_000;
+    let listener = other.create(PortSpace::TCP, 77);
+    other.bind(listener, [0; 4], port).unwrap();
+    other.listen(listener, 8);
+    let id = mixed.create(PortSpace::TCP, 88);
+    mixed.resolve_at(id, [127, 0, 0, 1], port);
+    mixed.connect(id, 1, 0).unwrap();
+    let request = other.expect(EventType::CONNECT_REQUEST);
+    establish(&other, request.id, &mixed, id);
+}
+
 /// On a wire of the program's own, it leads to no listener of the machine's network.
 #[test]
 fn the_loopback_address_is_the_device_itself_on_an_own_wire() {
