@@ -8,6 +8,7 @@ mod device;
 mod differential;
 mod doorbells;
 mod encodings;
+mod fences;
 mod frames;
 mod handles;
 mod hostile;
