@@ -4,30 +4,20 @@
 //! would wake the program: two thread switches per message, each of which has to wait for a time
 //! slice on a busy machine. Instead, the program's thread sleeps on the device's files and the
 //! channel's at once, as [`OpenFile::wait_readable`] does for programs of the Rust library. Then
-//! the C function finds its event.
-//!
-//! # Signals
-//! The thread holds the device's locks while it sleeps. Signals are blocked until it has released
-//! them, because a handler may call exit(3), which takes these locks. A signal still ends the sleep
-//! (signalfd(2)). The program's call then fails with EINTR where read(2), in which the C function
-//! sleeps, would: if the signal has a handler without SA_RESTART.
+//! the C function finds its event. How signals are treated: [`asleep`].
 //!
 //! [`OpenFile::wait_readable`]: uverbs_soft::chardev::OpenFile::wait_readable
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::mem::{ManuallyDrop, MaybeUninit, transmute};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem::transmute;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::SigSet;
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-use uverbs_soft::signals::SignalsBlocked;
+use uverbs_soft::signals::asleep::{self, Slept};
 
 use crate::contexts::{self, Context, Slot};
-use crate::node::Node;
 use crate::polling;
 
 /// How long one sleep takes at most. The thread checks for `pthread_cancel(3)` between two sleeps.
@@ -43,17 +33,6 @@ pub struct Channel {
 unsafe extern "C-unwind" {
     /// `pthread_testcancel(3)`.
     fn pthread_testcancel();
-}
-
-/// How a sleep ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slept {
-    /// The C function goes on: it finds an event, or waits itself.
-    HandOver,
-    /// A signal has arrived whose handler ends a read(2).
-    Interrupted,
-    /// Neither: the thread sleeps again.
-    Again,
 }
 
 /// `ibv_get_cq_event(3)`. `pthread_cancel(3)` unwinds this frame, which has nothing to drop.
@@ -85,7 +64,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         // SAFETY: as before.
         match unsafe { sleep(slot, channel_of.fd) } {
             // SAFETY: the program's own call.
-            Slept::HandOver => return unsafe { get(channel, queue, user) },
+            Slept::Until(()) | Slept::Failed => return unsafe { get(channel, queue, user) },
             Slept::Interrupted => {
                 Errno::EINTR.set();
                 return -1;
@@ -96,204 +75,22 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     }
 }
 
+/// Sleeps once, if the C function would sleep.
+///
 /// # Safety
 /// The slot is in use, its channel's descriptor is open, and both stay so meanwhile.
-unsafe fn sleep(slot: Option<&Slot>, fd: c_int) -> Slept {
+unsafe fn sleep(slot: Option<&Slot>, fd: c_int) -> Slept<()> {
     // SAFETY: the caller's.
-    let Some(node) = slot.and_then(|slot| unsafe { slot.node() }) else { return Slept::HandOver };
+    let Some(node) = slot.and_then(|slot| unsafe { slot.node() }) else { return Slept::Failed };
     // SAFETY: the caller's.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = fcntl(file, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
-    if flags.is_ok_and(|flags| !flags.contains(OFlag::O_NONBLOCK)) {
-        sleep_on(&node, file).unwrap_or(Slept::HandOver)
-    } else {
-        Slept::HandOver
+    if !flags.is_ok_and(|flags| !flags.contains(OFlag::O_NONBLOCK)) {
+        return Slept::Failed;
     }
-}
-
-/// # Errors
-/// Errors of blocking the signals: then the C function sleeps by itself.
-fn sleep_on(node: &Node, file: BorrowedFd<'_>) -> nix::Result<Slept> {
-    let signals = SignalsBlocked::new()?;
-    let arrivals = Arrivals::of_thread(&signals)?;
-    let files = [file, arrivals.file.as_fd()];
-    let waited = polling::at_work(|| node.file.wait_readable(&files, Some(LONGEST)));
-    if waited == Ok(Some(0)) {
-        arrivals.keep();
-        return Ok(Slept::HandOver);
-    }
-    let is_interrupted = arrivals.interrupt();
-    arrivals.keep_if_ours();
-    Ok(match waited {
-        _ if is_interrupted => Slept::Interrupted,
-        Ok(_) | Err(Errno::EINTR) => Slept::Again,
-        Err(_) => Slept::HandOver,
+    asleep::sleep(|signals| {
+        let files = [file, signals];
+        let found = polling::at_work(|| node.file.wait_readable(&files, Some(LONGEST)))?;
+        Ok((found == Some(0)).then_some(()))
     })
-}
-
-thread_local! {
-    /// What the thread's last sleep used. The next one needs the same, unless the program has
-    /// changed the signals that it blocks.
-    static LAST: Cell<Option<Arrivals>> = const { Cell::new(None) };
-}
-
-/// The signals that end a sleep.
-struct Arrivals {
-    /// Those that the program blocks.
-    before: SigSet,
-    set: SigSet,
-    /// A signalfd(2) of `set`: readable in a thread for which one of them is pending.
-    file: ManuallyDrop<SignalFd>,
-}
-
-impl Arrivals {
-    fn of_thread(signals: &SignalsBlocked) -> nix::Result<Self> {
-        let mut last = LAST.try_with(Cell::take).ok().flatten();
-        match last.take_if(|last| bits(&last.before) == bits(signals.before())) {
-            Some(last) => Ok(last),
-            None => Self::new(signals),
-        }
-    }
-
-    fn new(signals: &SignalsBlocked) -> nix::Result<Self> {
-        // A signal that the program itself blocks does not end its sleep.
-        let set = without(signals.all(), signals.before());
-        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let file = ManuallyDrop::new(SignalFd::with_flags(&set, flags)?);
-        Ok(Self { before: *signals.before(), set, file })
-    }
-
-    /// Whether a signal has arrived whose handler ends a read(2).
-    fn interrupt(&self) -> bool {
-        let mut pending = *SigSet::empty().as_ref();
-        // SAFETY: a set, which the call fills anew; it stays empty if the call fails.
-        unsafe { libc::sigpending(&raw mut pending) };
-        signals()
-            .filter(|signal| has(&pending, *signal) && has(self.set.as_ref(), *signal))
-            .any(ends_a_read)
-    }
-
-    /// Keeps the file for the thread's next sleep.
-    fn keep(self) {
-        // Nothing is kept while the thread ends.
-        let _ = LAST.try_with(|last| last.set(Some(self)));
-    }
-
-    /// Keeps the file unless the program has closed it. A sleep that an event ends does not check:
-    /// if the descriptor is another file, one of the next sleeps takes [`LONGEST`] and ends here.
-    fn keep_if_ours(mut self) {
-        if self.is_ours() {
-            self.keep();
-        }
-    }
-
-    /// Whether the descriptor is still a signalfd: setting the mask fails for every other file. A
-    /// program may close descriptors that are not its own and open a file with this number. That
-    /// file reports no signals and must not be closed here.
-    fn is_ours(&mut self) -> bool {
-        self.file.set_mask(&self.set).is_ok()
-    }
-}
-
-impl Drop for Arrivals {
-    fn drop(&mut self) {
-        if self.is_ours() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.file) };
-        }
-    }
-}
-
-/// All signals, including real-time ones.
-fn signals() -> impl Iterator<Item = c_int> {
-    1..=libc::SIGRTMAX()
-}
-
-/// The part of a set that the kernel knows: a bit for each signal.
-fn bits(set: &SigSet) -> u64 {
-    // SAFETY: the set of every C library begins with the kernel's, of 64 bits, which are
-    // initialised; it is longer, and aligned as a `long` is.
-    unsafe { std::ptr::from_ref(set.as_ref()).cast::<u64>().read_unaligned() }
-}
-
-fn has(set: &libc::sigset_t, signal: c_int) -> bool {
-    // SAFETY: a filled set.
-    (unsafe { libc::sigismember(set, signal) }) == 1
-}
-
-/// The signals of one set that are not in another one.
-fn without(all: &SigSet, other: &SigSet) -> SigSet {
-    let mut set = *all.as_ref();
-    for signal in signals().filter(|signal| has(other.as_ref(), *signal)) {
-        // SAFETY: a filled set, and the number of a signal.
-        unsafe { libc::sigdelset(&raw mut set, signal) };
-    }
-    // SAFETY: a filled set.
-    unsafe { SigSet::from_sigset_t_unchecked(set) }
-}
-
-/// Whether the signal has a handler without SA_RESTART.
-fn ends_a_read(signal: c_int) -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: it only asks, and fills the place for one action if it succeeds.
-    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
-    if asked != 0 {
-        return false;
-    }
-    // SAFETY: filled by the successful call.
-    let action = unsafe { action.assume_init() };
-    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
-        && action.sa_flags & libc::SA_RESTART == 0
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsRawFd;
-
-    use super::*;
-
-    fn of_thread() -> Arrivals {
-        Arrivals::of_thread(&SignalsBlocked::new().unwrap()).unwrap()
-    }
-
-    #[test]
-    fn the_next_sleep_uses_the_same_file_unless_the_program_blocks_other_signals() {
-        let (first, identity) = (of_thread(), |arrivals: &Arrivals| arrivals.file.as_raw_fd());
-        let number = identity(&first);
-        first.keep();
-        let second = of_thread();
-        assert_eq!(identity(&second), number);
-        second.keep();
-        for signal in [libc::SIGUSR1, libc::SIGRTMAX()] {
-            let mut blocked = *SigSet::empty().as_ref();
-            // SAFETY: a filled set of this frame, and the number of a signal; the mask is this
-            // thread's, which ends with the test.
-            unsafe {
-                libc::sigaddset(&raw mut blocked, signal);
-                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut());
-            }
-            let changed = of_thread();
-            assert!(!has(changed.set.as_ref(), signal));
-            assert!(has(changed.set.as_ref(), libc::SIGUSR2));
-            changed.keep();
-        }
-    }
-
-    #[test]
-    fn a_file_that_took_the_descriptors_place_is_not_kept() {
-        let mut arrivals = of_thread();
-        assert!(arrivals.is_ours());
-        let (read, writer) = nix::unistd::pipe().unwrap();
-        // SAFETY: the descriptor is this test's; the pipe's end takes its place.
-        let taken = unsafe { libc::dup2(read.as_raw_fd(), arrivals.file.as_raw_fd()) };
-        assert!(taken >= 0 && !arrivals.is_ours(), "an idle pipe, which poll(2) does not report");
-        arrivals.keep_if_ours();
-        let others = of_thread();
-        assert_ne!(others.file.as_raw_fd(), taken, "the next sleep has a file of its own");
-        // SAFETY: asks for the descriptor's flags, which fails if it was closed.
-        assert!(unsafe { libc::fcntl(taken, libc::F_GETFD) } >= 0, "the program's file stays open");
-        drop(writer);
-        // SAFETY: the descriptor of the pipe's end, which nothing else uses.
-        unsafe { libc::close(taken) };
-    }
 }

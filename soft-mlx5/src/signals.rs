@@ -168,5 +168,6 @@ pub(crate) fn is_pending(signal: Signal) -> bool {
     }
 }
 
+pub mod asleep;
 #[cfg(test)]
 mod tests;
