@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use uverbs::CompletionChannel;
 use uverbs::events::ObjectId;
+use uverbs_soft::signals::asleep::{self, Slept};
 
 use crate::abi::*;
 use crate::context::Context;
@@ -16,6 +19,14 @@ use crate::cq::Cq;
 use crate::events::{Blocking, Taken, uncancelled, wait};
 use crate::lock::Shared;
 use crate::result::{failed, null, refused};
+
+/// How long a thread that works for a software device waits before it may be cancelled.
+const LONGEST: Duration = Duration::from_millis(100);
+
+unsafe extern "C-unwind" {
+    /// `pthread_testcancel(3)`.
+    fn pthread_testcancel();
+}
 
 /// A completion channel.
 ///
@@ -116,8 +127,13 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     // SAFETY: the caller's channel.
     let channel = unsafe { Channel::of(channel) };
     let blocking = Blocking::of(channel.base.fd);
+    let works = blocking == Blocking::Waits && channel.library.context().as_fd().is_none();
     loop {
-        match uncancelled(|| next_event(channel)) {
+        let taken = match works {
+            true => at_work(channel),
+            false => uncancelled(|| next_event(channel)),
+        };
+        match taken {
             Taken::Event(queue) => {
                 // SAFETY: the event that is held keeps the queue; the caller's places, to be
                 // written.
@@ -127,13 +143,38 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
                 }
                 return 0;
             }
-            Taken::Gone => {}
+            // SAFETY: a call without arguments; nothing here has to be dropped.
+            Taken::Gone => unsafe { pthread_testcancel() },
             Taken::Failed => return -1,
             Taken::Nothing => {
                 if wait(blocking, channel.base.fd) != 0 {
                     return -1;
                 }
             }
+        }
+    }
+}
+
+/// Waits for an event and takes it, and does the work of a software device meanwhile: so a packet
+/// wakes this thread, and not the device's first. [`Taken::Gone`] if there is none after
+/// [`LONGEST`] or a signal, [`Taken::Nothing`] if that fails.
+fn at_work(channel: &Channel) -> Taken<*const Cq> {
+    let wait = |signals: BorrowedFd<'_>| {
+        let files = [channel.library.as_fd(), signals];
+        let waited = channel.library.context().wait_readable(&files, Some(LONGEST));
+        waited.map_err(|error| Errno::from_raw(error.errno()))?;
+        Ok(match next_event(channel) {
+            Taken::Nothing => None,
+            taken => Some(taken),
+        })
+    };
+    match uncancelled(|| asleep::sleep(wait)) {
+        Slept::Until(taken) => taken,
+        Slept::Again => Taken::Gone,
+        Slept::Failed => Taken::Nothing,
+        Slept::Interrupted => {
+            refused(libc::EINTR);
+            Taken::Failed
         }
     }
 }

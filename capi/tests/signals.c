@@ -1,7 +1,10 @@
 /* Signals while a thread waits for events: handlers with SA_RESTART let it wait on, as they let the read(2) of
- * libibverbs; others end the wait with EINTR. Channels count their completion queues. */
+ * libibverbs; others end the wait with EINTR. A thread that waits for completions does the device's work, and can
+ * be cancelled. Channels count their completion queues. */
 #include "common.h"
+#include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
 
 static volatile int handled;
 
@@ -19,7 +22,7 @@ static void handle(int flags)
 
 struct waiter {
 	struct ibv_comp_channel *channel;
-	int result, error, ended;
+	int result, error, ended, thread;
 };
 
 static void *wait_for_completion(void *argument)
@@ -28,6 +31,7 @@ static void *wait_for_completion(void *argument)
 	struct ibv_cq *cq;
 	void *cookie;
 
+	__atomic_store_n(&waiter->thread, syscall(SYS_gettid), __ATOMIC_RELEASE);
 	waiter->result = ibv_get_cq_event(waiter->channel, &cq, &cookie);
 	waiter->error = errno;
 	if (waiter->result == 0)
@@ -102,6 +106,50 @@ static void waits_on(struct ibv_comp_channel *channel, struct ibv_cq *cq)
 	CHECK(wait_for(cq).status == IBV_WC_SUCCESS && ibv_destroy_qp(qp) == 0);
 }
 
+/* How many files a thread sleeps on; 0 while it runs or sleeps otherwise. */
+static unsigned long files_of(int thread)
+{
+	char path[64];
+	long call = -1;
+	unsigned long files = 0;
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/syscall", thread);
+	file = fopen(path, "r");
+	CHECK(file);
+	if (fscanf(file, "%ld %*s %lx", &call, &files) < 2)
+		call = -1;
+	fclose(file);
+#ifdef SYS_poll
+	if (call == SYS_poll)
+		return files;
+#endif
+	return call == SYS_ppoll ? files : 0;
+}
+
+/* A thread that works for the device sleeps on its channel's file, on one for signals, and on the device's. One
+ * that waits for the device's own thread sleeps on one file. */
+static void works_for_the_device(struct ibv_comp_channel *channel)
+{
+	struct waiter waiter = { channel };
+	pthread_t thread;
+	void *result;
+	unsigned long files;
+	int id;
+
+	CHECK(pthread_create(&thread, NULL, wait_for_completion, &waiter) == 0);
+	while (!(id = __atomic_load_n(&waiter.thread, __ATOMIC_ACQUIRE)))
+		sched_yield();
+	while ((files = files_of(id)) < 3) {
+		CHECK(files != 1);
+		sched_yield();
+	}
+	CHECK(pthread_cancel(thread) == 0);
+	CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+	/* The device's locks are free. */
+	CHECK(ibv_destroy_cq(ibv_create_cq(context, 16, NULL, NULL, 0)) == 0);
+}
+
 int main(void)
 {
 	struct ibv_comp_channel *channel;
@@ -115,6 +163,7 @@ int main(void)
 	CHECK(cq && other && channel->refcnt == 2 && ibv_destroy_cq(other) == 0 && channel->refcnt == 1);
 	is_interrupted(wait_for_completion, channel);
 	is_interrupted(wait_for_event, NULL);
+	works_for_the_device(channel);
 	waits_on(channel, cq);
 	CHECK(ibv_destroy_cq(cq) == 0 && channel->refcnt == 0 && ibv_destroy_comp_channel(channel) == 0);
 	close_soft();
