@@ -73,8 +73,13 @@ impl Drop for SignalsBlocked {
 
 /// The signals of writes that wait in a thread which had `before` blocked.
 fn waiting(before: &SigSet) -> SigSet {
-    let waits = |signal: &Signal| before.contains(*signal) && is_pending(*signal);
-    of_writes().iter().filter(waits).collect()
+    let mut waiting = SigSet::empty();
+    for (_, signal) in OF_WRITES {
+        if before.contains(signal) && is_pending(signal) {
+            waiting.add(signal);
+        }
+    }
+    waiting
 }
 
 /// The signals of writes.
