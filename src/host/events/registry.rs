@@ -6,7 +6,7 @@
 //! locked, so that a bounded wait can give up with the object unharmed. That works because events
 //! are read under the same lock that the destroy takes: no event can be read and not yet counted.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
@@ -44,13 +44,14 @@ pub(crate) type Holder = Option<ThreadId>;
 #[derive(Debug, Default)]
 struct Target {
     name: String,
-    held: HashMap<Holder, Held>,
+    held: Vec<Held>,
     observer: Observer,
 }
 
 /// Events that a thread holds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
+    holder: Holder,
     count: u32,
     /// Dead once the thread has ended; `None` for detached events.
     thread: Option<Weak<()>>,
@@ -81,20 +82,43 @@ pub(crate) enum Observer {
 
 impl Target {
     fn outstanding(&self) -> u32 {
-        self.held.values().map(|held| held.count).sum()
+        self.held.iter().map(|held| held.count).sum()
+    }
+
+    /// A vector, because few threads hold events of one object at a time.
+    fn held_by(&self, holder: Holder) -> Option<usize> {
+        self.held.iter().position(|held| held.holder == holder)
+    }
+
+    fn add(&mut self, holder: Holder, count: u32) {
+        match self.held_by(holder) {
+            Some(at) => self.held[at].count += count,
+            None => {
+                let thread = holder.and_then(|_| ALIVE.try_with(Arc::downgrade).ok());
+                self.held.push(Held { holder, count, thread });
+            }
+        }
+    }
+
+    fn remove(&mut self, holder: Holder, count: u32) {
+        let Some(at) = self.held_by(holder) else { return };
+        self.held[at].count = self.held[at].count.saturating_sub(count);
+        if self.held[at].count == 0 {
+            self.held.swap_remove(at);
+        }
     }
 
     /// Events stay with their thread unless they are detached, so no one can acknowledge those of
     /// a thread that has ended.
     fn forget_leaked(&mut self) {
         let has_ended = |thread: &Weak<()>| thread.strong_count() == 0;
-        self.held.retain(|_, held| !held.thread.as_ref().is_some_and(has_ended));
+        self.held.retain(|held| !held.thread.as_ref().is_some_and(has_ended));
     }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    targets: HashMap<u64, Target>,
+    targets: BTreeMap<u64, Target>,
     /// Threads that wait for acknowledgements.
     waiting: usize,
 }
@@ -163,11 +187,7 @@ impl Registry {
         let record = read(&|id| state.targets.contains_key(&id.0))?;
         let target = whose(&record).and_then(|id| state.targets.get_mut(&id.0));
         if let Some(target) = target {
-            let held = target.held.entry(Some(thread::current().id())).or_default();
-            held.count += 1;
-            if held.thread.is_none() {
-                held.thread = ALIVE.try_with(Arc::downgrade).ok();
-            }
+            target.add(Some(thread::current().id()), 1);
             learn(&record, &target.observer);
         }
         Ok(record)
@@ -196,7 +216,7 @@ impl Registry {
     pub(crate) fn acknowledge(&self, id: ObjectId, holder: Holder, count: u32) {
         let Some(mut state) = self.lock() else { return };
         let Some(target) = state.targets.get_mut(&id.0) else { return };
-        remove(target, holder, count);
+        target.remove(holder, count);
         // A notification is a system call, also if no thread waits.
         if target.held.is_empty() && state.waiting > 0 {
             self.changed.notify_all();
@@ -206,8 +226,8 @@ impl Registry {
     /// Detaches `count` events from `holder`, so that they may go to another thread.
     pub(crate) fn detach(&self, id: ObjectId, holder: Holder, count: u32) {
         self.with(id, |target| {
-            remove(target, holder, count);
-            target.held.entry(None).or_default().count += count;
+            target.remove(holder, count);
+            target.add(None, count);
         });
     }
 
@@ -218,7 +238,7 @@ impl Registry {
             if target.outstanding() == 0 {
                 break;
             }
-            if target.held.contains_key(&Some(thread::current().id())) {
+            if target.held_by(Some(thread::current().id())).is_some() {
                 return Err(held_by_caller(verb, target));
             }
             let left = until.left().ok_or_else(|| still_held(verb, target, until))?;
@@ -236,15 +256,6 @@ impl Registry {
     /// Keeps all other threads waiting.
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.lock()
-    }
-}
-
-fn remove(target: &mut Target, holder: Holder, count: u32) {
-    if let Some(held) = target.held.get_mut(&holder) {
-        held.count = held.count.saturating_sub(count);
-        if held.count == 0 {
-            target.held.remove(&holder);
-        }
     }
 }
 
@@ -281,7 +292,7 @@ impl Until {
 fn held_by_caller(verb: &'static str, target: &Target) -> Error {
     let cause = format!(
         "this thread itself holds {} unacknowledged event(s) of {}; waiting for them would never end",
-        target.held.get(&Some(thread::current().id())).map_or(0, |held| held.count),
+        target.held_by(Some(thread::current().id())).map_or(0, |at| target.held[at].count),
         target.name
     );
     Error::new(verb, ErrorKind::Deadlock, cause).cure_with("drop the event first")
