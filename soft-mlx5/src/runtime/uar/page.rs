@@ -127,6 +127,9 @@ impl<T: Copy + Ord> Sharers<T> {
         let count = (*owed).min(SWEEP);
         *owed -= count;
         *urgent &= *owed != 0;
+        if count == 0 {
+            return;
+        }
         for &queue in queues.range((Excluded(*last), Unbounded)).chain(&*queues).take(count) {
             *last = queue;
             ring(queue);
