@@ -24,13 +24,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
 use uverbs_uapi::event::CompEventDesc;
 use uverbs_uapi::write::comp_channel::CreateCompChannel;
 use zerocopy::FromBytes;
 
 use crate::device::context::Context;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::events::{EventFile, Holder, ObjectId, Observer, Registry};
 
 const GET: &str = "get_cq_event";
@@ -68,7 +69,8 @@ impl Context {
         let no_driver: (&[u8], &mut [u8]) = (&[], &mut []);
         let (_, fd) =
             self.commands().write_opening(VERB, &command, no_driver, |answer| answer.fd as i32)?;
-        let file = EventFile::new(VERB, fd)?;
+        let mut file = EventFile::new(VERB, fd)?;
+        file.handed = self.commands().channel().handed(file.as_fd());
         Ok(CompletionChannel { inner: Arc::new(Inner { file, context: self.clone() }) })
     }
 }
@@ -81,10 +83,23 @@ impl CompletionChannel {
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<CqEvent> {
         // The thread that waits does a software device's work: no other one has to be switched to.
-        let channel = self.inner.context.commands().channel();
-        let wait = |file: BorrowedFd<'_>| channel.wait_readable(&[file], None);
+        let wait = |file: BorrowedFd<'_>| self.wait(&[file], None);
         let record = self.inner.file.take(GET, wait, |record| Some(whose(record)), count)?;
         Ok(self.event(&record))
+    }
+
+    fn wait(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> nix::Result<bool> {
+        match &self.inner.file.handed {
+            Some(handed) => handed.wait(files, timeout),
+            None => self.inner.context.commands().channel().wait_readable(files, timeout),
+        }
+    }
+
+    /// For the C library: [`Context::wait_readable`], until [`try_get_event`](Self::try_get_event)
+    /// may have an event or one of `files` is readable, of which the first is this channel's.
+    #[doc(hidden)]
+    pub fn wait_event(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool> {
+        self.wait(files, timeout).map_err(|errno| Error::os(GET, errno))
     }
 
     /// Takes one completion event if there is one.

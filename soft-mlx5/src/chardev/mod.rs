@@ -29,6 +29,7 @@ mod rdma_cm;
 #[cfg(test)]
 mod tests;
 
+pub use device::event_reader::EventReader;
 pub use device::faults::{Fault, Moment};
 pub use device::open_file::OpenFile;
 pub use device::options::{GidEntry, GidType, Kernel, Model};

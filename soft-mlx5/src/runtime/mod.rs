@@ -36,6 +36,7 @@ mod worker;
 
 pub use clock::now;
 pub use uar::{Doorbell, UAR_PAGE_SIZE, UarPage, UarRegion, Uars};
+pub(crate) use wait::Expected;
 
 use std::io;
 use std::mem;

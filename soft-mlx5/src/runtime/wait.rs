@@ -7,7 +7,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::TryLockError;
+use std::sync::{MutexGuard, TryLockError};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -70,9 +70,20 @@ pub(super) fn readable(
     })
 }
 
+/// What a thread waits for, and is handed if its own look raises it.
+pub(crate) trait Expected {
+    /// The calling thread is about to look.
+    fn expect(&self);
+
+    /// It has looked. Whether the thread was handed something.
+    fn has_come(&self) -> bool;
+}
+
 /// A wait for one of the caller's files.
 struct Wait<'a> {
     files: &'a [BorrowedFd<'a>],
+    /// What may be handed over instead of making the first file readable.
+    expected: Option<&'a dyn Expected>,
     /// When to give up.
     until: Option<u64>,
     /// How long to leave the device to another thread that works for it, in nanoseconds.
@@ -93,10 +104,30 @@ impl Runtime {
         files: &[BorrowedFd<'_>],
         timeout: Option<Duration>,
     ) -> nix::Result<Option<usize>> {
+        self.wait(None, files, timeout)
+    }
+
+    /// As [`wait_readable`](Self::wait_readable). Also `Some(0)` once something has come that is
+    /// `expected`.
+    pub(crate) fn wait_for(
+        &self,
+        expected: &dyn Expected,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> nix::Result<Option<usize>> {
+        self.wait(Some(expected), files, timeout)
+    }
+
+    fn wait(
+        &self,
+        expected: Option<&dyn Expected>,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> nix::Result<Option<usize>> {
         let now = clock::now();
         let nanoseconds = timeout.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let until = nanoseconds.map(|time| now.saturating_add(time));
-        let mut wait = Wait { files, until, apart: APART.0, done: None };
+        let mut wait = Wait { files, expected, until, apart: APART.0, done: None };
         if !self.is_here() {
             return wait.without_device(None);
         }
@@ -139,7 +170,7 @@ impl Wait<'_> {
             return self.stay_apart();
         }
         shared.standby.note_wait(now);
-        let mut worker = match shared.worker.try_lock() {
+        let worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
             Err(TryLockError::Poisoned(_)) => return self.without_device(None),
             Err(TryLockError::WouldBlock) => {
@@ -158,25 +189,37 @@ impl Wait<'_> {
             std::thread::yield_now();
             return Ok(None);
         }
-        let oversubscribed = shared.scheduler.is_oversubscribed(now);
-        match worker.pacing.plan_waiting(now, oversubscribed) {
-            Pause::Sleep => {
-                if let Slept::Until(ready) = self.sleep(shared, &mut worker, now)? {
-                    return Ok(ready.own);
-                }
-            }
-            Pause::Yield => {
-                let look = worker.look(shared, now, Whose::Polling);
-                worker.pacing.looked_waiting(look.did_work);
-                drop(worker);
-                if !look.did_work {
-                    shared.scheduler.yield_now();
-                }
-            }
+        self.expected.inspect(|expected| expected.expect());
+        let slept = self.look(shared, worker, now);
+        if self.expected.is_some_and(Expected::has_come) {
+            return Ok(Some(0));
+        }
+        if let Slept::Until(ready) = slept? {
+            return Ok(ready.own);
         }
         let done = Some(shared.work.done());
         let before = std::mem::replace(&mut self.done, done);
         if done == before { Ok(None) } else { self.without_device(Some(0)) }
+    }
+
+    /// Looks, and then sleeps or lets other threads run.
+    fn look(
+        &self,
+        shared: &Shared,
+        mut worker: MutexGuard<'_, Worker>,
+        now: u64,
+    ) -> nix::Result<Slept> {
+        let oversubscribed = shared.scheduler.is_oversubscribed(now);
+        if worker.pacing.plan_waiting(now, oversubscribed) == Pause::Sleep {
+            return self.sleep(shared, &mut worker, now);
+        }
+        let look = worker.look(shared, now, Whose::Polling);
+        worker.pacing.looked_waiting(look.did_work);
+        drop(worker);
+        if !look.did_work {
+            shared.scheduler.yield_now();
+        }
+        Ok(Slept::Not)
     }
 
     fn sleep(&self, shared: &Shared, worker: &mut Worker, now: u64) -> nix::Result<Slept> {

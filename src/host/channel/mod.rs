@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -69,6 +70,15 @@ pub(crate) enum AtDrop {
     EndsUnlessHeld(FileId),
 }
 
+/// Events that are not in the file of their channel.
+pub(crate) trait Handed: fmt::Debug + Send + Sync {
+    /// As [`Channel::wait_readable`], until [`Handed::read`] or the first of `files` has an event.
+    fn wait(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno>;
+
+    /// Reads one. Returns its length.
+    fn read(&self, record: &mut [u8]) -> Option<usize>;
+}
+
 /// An open uverbs character device, or something that behaves like one.
 pub(crate) trait Channel: fmt::Debug + Send + Sync {
     /// Executes a request (`RDMA_VERBS_IOCTL`).
@@ -107,6 +117,12 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
         timeout: Option<Duration>,
     ) -> Result<bool, Errno> {
         readable(files, timeout)
+    }
+
+    /// What a thread that waits for events of this completion channel is handed by a device that
+    /// it drives meanwhile.
+    fn handed(&self, _channel: BorrowedFd<'_>) -> Option<Arc<dyn Handed>> {
+        None
     }
 
     /// Whether the open file ends, and with it all of its objects, when this is dropped.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_soft::PerProcess;
-use uverbs_soft::chardev::{OpenFile, RdmaCm, SoftDevice, Sysfs};
+use uverbs_soft::chardev::{EventReader, OpenFile, RdmaCm, SoftDevice, Sysfs};
 use uverbs_soft::settings::{Settings, Variables};
 
-use super::{Access, AtDrop, Channel};
+use super::{Access, AtDrop, Channel, Handed};
 use crate::error::{Error, Result};
 use crate::host::system::{Call, Mapping};
 
@@ -152,7 +152,25 @@ impl Channel for SoftChannel {
         self.file.wait_readable(files, timeout).map(|found| found.is_some())
     }
 
+    fn handed(&self, channel: BorrowedFd<'_>) -> Option<Arc<dyn Handed>> {
+        Some(Arc::new(self.file.event_reader(channel)?))
+    }
+
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+impl Handed for EventReader {
+    fn wait(
+        &self,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> std::result::Result<bool, Errno> {
+        self.wait(files, timeout).map(|found| found.is_some())
+    }
+
+    fn read(&self, record: &mut [u8]) -> Option<usize> {
+        self.read(record)
     }
 }

@@ -9,12 +9,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::registry::{ObjectId, Observer, Registry};
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::channel::Handed;
 
 /// The file, and the registry whose lock every read of it takes. Always non-blocking; blocking
 /// calls poll it first, so that the lock is not held while waiting.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     fd: OwnedFd,
+    pub(crate) handed: Option<Arc<dyn Handed>>,
     pub(crate) registry: Arc<Registry>,
 }
 
@@ -24,7 +26,7 @@ impl EventFile {
         let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|errno| Error::os(verb, errno))?;
         let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
         fcntl(&fd, FcntlArg::F_SETFL(flags)).map_err(|errno| Error::os(verb, errno))?;
-        Ok(Self { fd, registry: Arc::default() })
+        Ok(Self { fd, handed: None, registry: Arc::default() })
     }
 
     /// Takes one record if one is there, and counts it for its object.
@@ -40,7 +42,8 @@ impl EventFile {
     /// One record if one is there, without counting it.
     pub(super) fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {
         let mut record = [0; N];
-        match nix::unistd::read(&self.fd, &mut record) {
+        let handed = self.handed.as_ref().and_then(|handed| handed.read(&mut record));
+        match handed.map_or_else(|| nix::unistd::read(&self.fd, &mut record), Ok) {
             Ok(length) if length == N => Ok(record),
             Ok(0) | Err(Errno::EIO) => Err(ended(verb)),
             Ok(_) => Err(Error::os(verb, Errno::EIO)),

@@ -10,6 +10,9 @@
 //!   temporary read end, and the records of other objects are written back. Where no such end can
 //!   be opened, the records stay, and the library drops them.
 //!
+//! A thread that does the device's work while it waits for a record is handed the one that it
+//! raises ([`EventQueue::expect`]), which then does not go through the pipe.
+//!
 //! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel:
 //! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the rest of
 //! the record, if that is not a long one (kernel: EINVAL).
@@ -23,6 +26,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, ThreadId};
 
 use nix::errno::Errno;
 use nix::sys::uio;
@@ -61,6 +65,10 @@ struct Inner {
     written: VecDeque<Queued>,
     /// Records that did not fit in the pipe.
     waiting: VecDeque<Queued>,
+    /// The thread that takes the next record itself, if it raises it and no older one is unread.
+    expecting: Option<ThreadId>,
+    /// The record that it raised. It is older than the others.
+    handed: Option<Queued>,
     /// The stream ends after the waiting records.
     ending: bool,
 }
@@ -82,6 +90,8 @@ impl EventQueue {
             pipe: Some(pipe),
             written: VecDeque::new(),
             waiting: VecDeque::new(),
+            expecting: None,
+            handed: None,
             ending: false,
         };
         Ok((Arc::new(Self { identity, inner: Mutex::new(inner) }), read))
@@ -102,8 +112,8 @@ impl EventQueue {
     pub(crate) fn push_once(&self, record: &[u8], source: &Arc<Source>) -> bool {
         let mut inner = self.lock();
         inner.count_all_read();
-        let unread =
-            inner.written.iter().chain(&inner.waiting).any(|queued| queued.is_from(source));
+        let unread = inner.handed.iter().chain(&inner.written).chain(&inner.waiting);
+        let unread = unread.into_iter().any(|queued| queued.is_from(source));
         !unread && inner.append(record, Some(source))
     }
 
@@ -118,7 +128,8 @@ impl EventQueue {
     /// Bytes of all unread records.
     pub(crate) fn unread_bytes(&self) -> usize {
         let inner = self.lock();
-        let waiting: usize = inner.waiting.iter().map(|queued| queued.record.len()).sum();
+        let kept = inner.handed.iter().chain(&inner.waiting);
+        let waiting: usize = kept.map(|queued| queued.record.len()).sum();
         waiting + inner.pipe.as_ref().map_or(0, unread_bytes)
     }
 
@@ -133,6 +144,7 @@ impl EventQueue {
     pub(crate) fn forget(&self, source: &Arc<Source>) {
         let mut inner = self.lock();
         inner.waiting.retain(|queued| !queued.is_from(source));
+        inner.handed.take_if(|queued| queued.is_from(source));
         if inner.holds_long_of_another(source) {
             return inner.flush();
         }
@@ -144,6 +156,31 @@ impl EventQueue {
             }
             None => inner.disown(source),
         }
+    }
+
+    /// The calling thread is about to do the device's work, and takes the record that it raises by
+    /// [`take_handed`](Self::take_handed). [`has_come`](Self::has_come) ends that.
+    pub(crate) fn expect(&self) {
+        let mut inner = self.lock();
+        inner.expecting = inner.is_read().then(|| thread::current().id());
+    }
+
+    /// Whether there is a record to be taken.
+    pub(crate) fn has_come(&self) -> bool {
+        let mut inner = self.lock();
+        inner.expecting = None;
+        inner.handed.is_some()
+    }
+
+    /// Takes the record that was handed over, as a read of the file would.
+    pub(crate) fn take_handed(&self, into: &mut [u8]) -> Option<usize> {
+        let Queued { record, source } = self.lock().handed.take()?;
+        if let Some(source) = source {
+            source.reported.fetch_add(1, Ordering::Relaxed);
+        }
+        let length = record.len().min(into.len());
+        into[..length].copy_from_slice(&record[..length]);
+        Some(length)
     }
 
     /// Ends the stream after the queued records.
@@ -183,8 +220,16 @@ impl Inner {
 
     /// True if the pipe was not full before and is now.
     fn append(&mut self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
+        let queued = Queued { record: record.to_vec(), source: source.cloned() };
+        if self.expecting.take_if(|thread| *thread == thread::current().id()).is_some()
+            && self.written.is_empty()
+            && self.waiting.is_empty()
+        {
+            self.handed = Some(queued);
+            return false;
+        }
         let waited = !self.waiting.is_empty();
-        self.waiting.push_back(Queued { record: record.to_vec(), source: source.cloned() });
+        self.waiting.push_back(queued);
         self.flush();
         !waited && !self.waiting.is_empty()
     }
@@ -205,6 +250,14 @@ impl Inner {
         if self.ending && self.waiting.is_empty() {
             self.pipe = None;
         }
+    }
+
+    /// Whether the program has read all records.
+    fn is_read(&mut self) -> bool {
+        if !self.written.is_empty() {
+            self.count_all_read();
+        }
+        self.written.is_empty() && self.waiting.is_empty() && self.handed.is_none()
     }
 
     /// Counts the records that the program has read, if all have the length of the newest.

@@ -5,6 +5,7 @@ pub(crate) mod clock;
 pub(crate) mod context;
 mod event_files;
 pub(crate) mod event_queue;
+pub(crate) mod event_reader;
 pub(crate) mod eventfd;
 pub(crate) mod events;
 pub(crate) mod faults;

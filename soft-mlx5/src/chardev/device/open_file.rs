@@ -1,16 +1,18 @@
 //! An open file of the device: ioctl(2), mmap(2), close(2).
 #![allow(unsafe_code)]
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 
+use super::event_reader::EventReader;
 use super::file::FileShared;
 use super::mapping;
 use crate::chardev::abi::dispatch;
 use crate::chardev::abi::user_memory::{PAGE_SIZE, UserMemory};
+use crate::chardev::objects::object::Kind;
 
 /// An open `/dev/infiniband/uverbsN`. Dropping it is close(2): the objects created through it are
 /// destroyed, and its event files end.
@@ -159,6 +161,13 @@ impl OpenFile {
         timeout: Option<Duration>,
     ) -> Result<Option<usize>, Errno> {
         self.file.device.wait_readable(files, timeout)
+    }
+
+    /// What reads the events of this file's completion channel with this descriptor; `None` if
+    /// there is none.
+    pub fn event_reader(&self, channel: BorrowedFd<'_>) -> Option<EventReader> {
+        let queue = self.file.lock().event_queue(channel.as_raw_fd(), Kind::CompChannel).ok()?;
+        Some(EventReader { device: self.file.device.clone(), queue })
     }
 }
 

@@ -31,7 +31,7 @@ use crate::core::{
 use crate::locking::lock;
 use crate::memory::PageMap;
 use crate::packet::Gid;
-use crate::runtime::{self, Host, Machine, Runtime};
+use crate::runtime::{self, Expected, Host, Machine, Runtime};
 use crate::wire::{Interface, Neighbours, Station};
 
 /// Interval at which full event files are checked for space, in nanoseconds.
@@ -291,6 +291,16 @@ impl DeviceShared {
         timeout: Option<Duration>,
     ) -> nix::Result<Option<usize>> {
         self.runtime.wait_readable(files, timeout)
+    }
+
+    /// See [`Runtime::wait_for`].
+    pub(crate) fn wait_for_event(
+        &self,
+        expected: &dyn Expected,
+        files: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> nix::Result<Option<usize>> {
+        self.runtime.wait_for(expected, files, timeout)
     }
 
     /// Runs a command on core and doorbells; EIO in a child process, where the device does not run.

@@ -241,3 +241,24 @@ fn a_thread_that_waits_for_an_event_does_the_devices_work() {
     assert!(read_event::<8>(channel.as_raw_fd()).is_some());
     assert_eq!(completion(&pair.cqs[1].0, 0).1, MESSAGE.len() as u32);
 }
+
+/// Its event is not in the file then.
+#[test]
+fn a_thread_that_raises_the_event_it_waits_for_is_handed_it() {
+    let device = builder().without_thread().build().unwrap();
+    let (pair, channel) = pair(&device, true);
+    // SAFETY: the channel's descriptor is this test's own, and has no other owner.
+    let channel = unsafe { OwnedFd::from_raw_fd(channel.unwrap()) };
+    let (file, other) = (&pair.client.file, std::fs::File::open("/dev/null").unwrap());
+    assert!(file.event_reader(other.as_fd()).is_none());
+    let reader = file.event_reader(channel.as_fd()).unwrap();
+    let mut record = [0; 16];
+    assert_eq!(reader.wait(&[channel.as_fd()], Some(Duration::ZERO)), Ok(None));
+    assert_eq!(reader.read(&mut record), None, "nothing was sent");
+    arm(&pair);
+    send(&pair);
+    assert_eq!(reader.wait(&[channel.as_fd()], None), Ok(Some(0)));
+    let in_file = file.wait_readable(&[channel.as_fd()], Some(Duration::ZERO));
+    assert_eq!((in_file, reader.read(&mut record)), (Ok(None), Some(8)));
+    assert_eq!(reader.read(&mut record), None);
+}

@@ -108,6 +108,63 @@ fn a_long_record_that_was_read_in_part_survives_another_object() {
     assert!(!readable(&file) && kept.reported() == 1);
 }
 
+/// Takes the record that was handed over.
+fn take(queue: &EventQueue) -> Option<u8> {
+    let mut record = [0; 16];
+    queue.take_handed(&mut record).map(|length| {
+        assert_eq!(length, 8);
+        record[0]
+    })
+}
+
+#[test]
+fn a_thread_is_handed_the_first_record_that_it_raises() {
+    let (queue, mut file) = queue();
+    let source = Arc::new(Source::default());
+    queue.push(&[1; 8], Some(&source));
+    queue.expect();
+    queue.push(&[2; 8], Some(&source));
+    assert!(!queue.has_come(), "an older one is in the pipe");
+    assert_eq!((read(&mut file), read(&mut file)), (1, 2));
+    queue.expect();
+    queue.push(&[3; 8], Some(&source));
+    queue.push(&[4; 8], Some(&source));
+    assert!(queue.has_come());
+    assert!(!queue.push_once(&[5; 8], &source), "two are unread");
+    assert_eq!(queue.unread_bytes(), 16);
+    assert_eq!((take(&queue), take(&queue), read(&mut file)), (Some(3), None, 4));
+    queue.push(&[6; 8], Some(&source));
+    assert_eq!(read(&mut file), 6, "it expects none any more");
+    queue.forget(&source);
+    assert_eq!(source.reported(), 5);
+}
+
+#[test]
+fn what_another_thread_raises_goes_through_the_pipe() {
+    let (queue, mut file) = queue();
+    queue.expect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| queue.push(&[1; 8], None));
+    });
+    assert!(readable(&file), "a thread that sleeps on the file would not be woken");
+    queue.push(&[2; 8], None);
+    assert!(!queue.has_come(), "it is newer than the one in the pipe");
+    assert_eq!((read(&mut file), read(&mut file)), (1, 2));
+}
+
+#[test]
+fn a_handed_record_of_a_destroyed_object_is_removed() {
+    let (queue, file) = queue();
+    let [dying, other] = [(); 2].map(|()| Arc::new(Source::default()));
+    queue.expect();
+    queue.push(&[1; 8], Some(&dying));
+    queue.forget(&other);
+    assert!(queue.has_come());
+    queue.forget(&dying);
+    assert_eq!((take(&queue), dying.reported()), (None, 0));
+    assert!(!readable(&file));
+}
+
 #[test]
 fn a_closed_queue_ends_after_its_last_record() {
     let (queue, mut file) = queue();
