@@ -160,8 +160,7 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
 /// [`LONGEST`] or a signal, [`Taken::Nothing`] if that fails.
 fn at_work(channel: &Channel) -> Taken<*const Cq> {
     let wait = |signals: BorrowedFd<'_>| {
-        let files = [channel.library.as_fd(), signals];
-        let waited = channel.library.wait_event(&files, Some(LONGEST));
+        let waited = channel.library.wait_event(&[signals], Some(LONGEST));
         waited.map_err(|error| Errno::from_raw(error.errno()))?;
         Ok(match next_event(channel) {
             Taken::Nothing => None,

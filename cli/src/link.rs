@@ -5,8 +5,6 @@
 //! of it.
 #![allow(unsafe_code)]
 
-use std::iter;
-use std::os::fd::AsFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -364,8 +362,7 @@ impl Link {
     fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
         let left = self.time_left()?;
         let Some(channel) = &self.channel else { return Ok(()) };
-        let files: Vec<_> = iter::once(channel.as_fd()).chain(peer.fd_to_watch()).collect();
-        match self.cq.context().wait_readable(&files, Some(left)) {
+        match channel.wait_event(peer.fd_to_watch().as_slice(), Some(left)) {
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),

@@ -88,18 +88,22 @@ impl CompletionChannel {
         Ok(self.event(&record))
     }
 
+    /// Waits until [`try_get_event`](Self::try_get_event) may have an event or one of `others` is
+    /// readable, `timeout` at most; whether there is one. A software device hands this thread an
+    /// event without making the file readable, so call `try_get_event` after each success.
+    ///
+    /// # Errors
+    /// As [`Context::wait_readable`].
+    pub fn wait_event(&self, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool> {
+        let files = [&[self.as_fd()], others].concat();
+        self.wait(&files, timeout).map_err(|errno| Error::os(GET, errno))
+    }
+
     fn wait(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> nix::Result<bool> {
         match &self.inner.file.handed {
             Some(handed) => handed.wait(files, timeout),
             None => self.inner.context.commands().channel().wait_readable(files, timeout),
         }
-    }
-
-    /// For the C library: [`Context::wait_readable`], until [`try_get_event`](Self::try_get_event)
-    /// may have an event or one of `files` is readable, of which the first is this channel's.
-    #[doc(hidden)]
-    pub fn wait_event(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool> {
-        self.wait(files, timeout).map_err(|errno| Error::os(GET, errno))
     }
 
     /// Takes one completion event if there is one.

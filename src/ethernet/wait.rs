@@ -3,8 +3,6 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-
 use super::clock::Clock;
 use super::rings::RxWait;
 use super::rx::RxQueue;
@@ -87,9 +85,7 @@ fn sleep(
         }
         queue.check()?;
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let commands = queue.context().commands();
-        let ready = commands.channel().wait_readable(&[channel.as_fd()], left);
-        if !ready.map_err(|errno: Errno| Error::os(VERB, errno))? {
+        if !channel.wait_event(&[], left)? {
             return Ok(queue.has_something());
         }
         // An event of before may be among them: then nothing is there yet.

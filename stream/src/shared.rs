@@ -273,7 +273,7 @@ impl Shared {
     ) -> io::Result<MutexGuard<'a, Core>> {
         core.is_watched = true;
         drop(core);
-        let waited = self.context.wait_readable(&self.files(), left);
+        let waited = self.completions.wait_event(&[self.manager.as_fd()], left);
         let mut core = self.lock()?;
         core.is_watched = false;
         // A notification is a system call, also if no thread waits.
