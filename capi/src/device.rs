@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
+use std::io;
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 
-use uverbs::Device as LibraryDevice;
+use uverbs::{Device as LibraryDevice, Error};
 
 use crate::abi::ibv_device;
 use crate::events::uncancelled;
-use crate::result::{null, refused, set_errno};
+use crate::result::{failed, null, refused, set_errno};
 use crate::soft::{self, Shown, Soft};
 use crate::table::Table;
 
@@ -60,14 +61,17 @@ impl Device {
     }
 
     /// Reads an attribute of the device, as sysfs has it below `class/infiniband/NAME`.
-    fn attribute(&self, name: &str) -> Option<String> {
+    fn attribute(&self, name: &str) -> io::Result<String> {
         let path = format!("class/infiniband/{}/{name}", self.library.name());
         match &self.sysfs {
-            Some(tree) => tree.read(&path).map(|text| text.trim_end().to_owned()),
+            Some(tree) => {
+                let text = tree.read(&path).ok_or(io::ErrorKind::NotFound)?;
+                Ok(text.trim_end().to_owned())
+            }
             None => {
                 let path = Path::new("/sys").join(path);
-                let text = uncancelled(|| std::fs::read_to_string(path)).ok()?;
-                Some(text.trim_end().to_owned())
+                let text = uncancelled(|| std::fs::read_to_string(path))?;
+                Ok(text.trim_end().to_owned())
             }
         }
     }
@@ -109,14 +113,14 @@ pub(crate) fn of_library(library: &LibraryDevice) -> &'static Device {
     remember(key, || Device::new(library.clone(), None, -1))
 }
 
-fn kernel_devices() -> Vec<&'static Device> {
+fn kernel_devices() -> Result<Vec<&'static Device>, Error> {
     // A device without a node in this container could not be opened, and one of another driver
     // could not be used.
     let usable = |device: &LibraryDevice| match device.check() {
         Ok(()) => true,
         Err(error) => error.kind() == uverbs::ErrorKind::Permission,
     };
-    uverbs::devices().iter().filter(|device| usable(device)).map(of_library).collect()
+    Ok(uverbs::devices()?.iter().filter(|device| usable(device)).map(of_library).collect())
 }
 
 fn soft_devices() -> Vec<&'static Device> {
@@ -127,11 +131,11 @@ fn soft_devices() -> Vec<&'static Device> {
     soft::devices().iter().enumerate().map(each).collect()
 }
 
-fn devices() -> Vec<&'static Device> {
+fn devices() -> Result<Vec<&'static Device>, Error> {
     match soft::shown() {
         Shown::Kernel => kernel_devices(),
-        Shown::Soft => soft_devices(),
-        Shown::Both => [soft_devices(), kernel_devices()].concat(),
+        Shown::Soft => Ok(soft_devices()),
+        Shown::Both => Ok([soft_devices(), kernel_devices()?].concat()),
     }
 }
 
@@ -148,10 +152,14 @@ pub(crate) fn soft_sysfs(path: &str) -> Option<String> {
 pub(crate) unsafe extern "C" fn get_device_list(number: *mut c_int) -> *mut *mut ibv_device {
     // Before the threads of software devices start, because this takes longer afterwards.
     crate::lock::register();
-    let devices = uncancelled(devices);
+    let found = uncancelled(devices);
+    let devices = found.as_deref().unwrap_or_default();
     if !number.is_null() {
         // SAFETY: the caller's, to be written.
         unsafe { *number = devices.len() as c_int };
+    }
+    if let Err(error) = &found {
+        return null(failed(error));
     }
     // SAFETY: zeroed memory for one pointer more than there are devices.
     let list: *mut *mut ibv_device =
@@ -188,10 +196,10 @@ pub(crate) unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_i
 /// `ibv_get_device_guid`, in network byte order; 0, and errno, if it is not known.
 pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: the caller's device.
-    let device = unsafe { of(device) };
-    let guid = device.attribute("node_guid").and_then(|text| parse_guid(&text));
-    guid.unwrap_or_else(|| {
-        set_errno(libc::ENODEV);
+    let text = unsafe { of(device) }.attribute("node_guid");
+    let guid = text.and_then(|text| parse_guid(&text).ok_or(io::ErrorKind::InvalidData.into()));
+    guid.unwrap_or_else(|error| {
+        set_errno(error.raw_os_error().unwrap_or(libc::ENODEV));
         0
     })
     .to_be()

@@ -45,7 +45,7 @@ pub(crate) fn shown() -> Shown {
 /// Says that a value is not understood. The name of a kernel's device is valid: programs of the
 /// `uverbs` crate choose their device by it.
 fn complain_of(value: &str) {
-    if uverbs::devices().iter().all(|device| device.name() != value) {
+    if uverbs::devices().is_ok_and(|all| all.iter().all(|device| device.name() != value)) {
         let variable = uverbs::DEVICE_VARIABLE;
         say(&format!(
             "{variable} {value} is not understood: it is soft, or soft,all, or a device's name; \

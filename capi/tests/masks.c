@@ -212,17 +212,20 @@ static void other_files(void)
 	CHECK(close(directory) == 0 && close(null) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
-/* A process with as many files as it may have cannot import a device. */
+/* A process with as many files as it may have can import no device, and list none of the kernel. */
 static void no_files(void)
 {
 	struct rlimit before, none;
-	int file = open("/dev/null", O_RDONLY);
+	int file = open("/dev/null", O_RDONLY), number = 1;
 
 	CHECK(file >= 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
 	none = before;
 	none.rlim_cur = 1;
 	CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
 	REFUSES(ibv_import_device(file), EMFILE);
+	CHECK(unsetenv("UVERBS_DEVICE") == 0);
+	REFUSES(ibv_get_device_list(&number), EMFILE);
+	CHECK(number == 0 && setenv("UVERBS_DEVICE", "soft", 1) == 0);
 	CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0 && close(file) == 0);
 }
 

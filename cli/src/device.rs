@@ -103,7 +103,7 @@ fn named(requested: Option<&str>) -> Option<(String, String)> {
 fn first_usable(
     without: impl FnOnce(&str) -> Outcome<(Context, String)>,
 ) -> Outcome<(Context, String)> {
-    let all = uverbs::devices();
+    let all = uverbs::devices()?;
     let (other, mlx5): (Vec<_>, Vec<_>) = all.iter().partition(|device| is_foreign(device));
     let mut failures = Vec::new();
     for device in mlx5 {

@@ -32,7 +32,7 @@ struct List {
 /// Runs the command.
 pub(crate) fn run(arguments: &args::Devices) -> Outcome {
     let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
-    let devices = devices_below(&Roots::below(root));
+    let devices = devices_below(&Roots::below(root))?;
     let mut rows: Vec<Row> = devices.iter().map(kernel_row).collect();
     rows.push(software_row());
     let list = List { devices: rows, missing: missing(root, &devices) };

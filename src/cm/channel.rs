@@ -194,12 +194,14 @@ impl Devices {
         if let Some(device) = &self.only {
             return Ok(device.clone());
         }
-        let mut all = devices().into_iter();
-        all.find(|device| device.node_guid() == Some(guid)).ok_or_else(|| {
-            let cause = format!("no RDMA device here has the node GUID {guid:#018x}");
-            Error::new("open_device", ErrorKind::NotFound, cause)
-                .cure_with("give the container the device's own node too (--device)")
-        })
+        for device in devices()? {
+            if device.node_guid()? == Some(guid) {
+                return Ok(device);
+            }
+        }
+        let cause = format!("no RDMA device here has the node GUID {guid:#018x}");
+        Err(Error::new("open_device", ErrorKind::NotFound, cause)
+            .cure_with("give the container the device's own node too (--device)"))
     }
 }
 

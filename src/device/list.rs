@@ -36,12 +36,13 @@ impl fmt::Display for DeviceKind {
 /// An RDMA device, whether or not it can be opened.
 ///
 /// ```no_run
-/// for device in uverbs::devices() {
+/// for device in uverbs::devices()? {
 ///     match device.check() {
 ///         Ok(()) => println!("{} can be opened", device.name()),
 ///         Err(reason) => println!("{}: {reason}", device.name()),
 ///     }
 /// }
+/// # Ok::<(), uverbs::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Device(Source);
@@ -63,22 +64,29 @@ enum Source {
 /// numbers.
 ///
 /// The software device is never among them: a program asks for it by name.
+///
+/// # Errors
+/// Where the process or the machine lacks file descriptors or memory.
 #[doc(alias = "ibv_get_device_list")]
 #[doc(alias = "ibv_free_device_list")]
-pub fn devices() -> Vec<Device> {
+pub fn devices() -> Result<Vec<Device>> {
     devices_below(&Roots::system())
 }
 
 /// As [`devices`], with sysfs and the device nodes below other roots.
-pub fn devices_below(roots: &Roots) -> Vec<Device> {
-    channel::scan(roots).into_iter().map(|entry| Device(Source::Kernel(entry))).collect()
+///
+/// # Errors
+/// As [`devices`].
+pub fn devices_below(roots: &Roots) -> Result<Vec<Device>> {
+    let entries = channel::scan(roots)?.into_iter();
+    Ok(entries.map(|entry| Device(Source::Kernel(entry))).collect())
 }
 
 /// The device called `name`: a kernel device (`mlx5_0`) or, with the feature
 /// `soft`, the software one (`soft` or `soft0`).
 ///
 /// # Errors
-/// `NotFound` with the names that exist.
+/// `NotFound` with the names that exist; as [`devices`].
 ///
 /// ```no_run
 /// let context = uverbs::device("mlx5_0")?.open()?;
@@ -88,7 +96,7 @@ pub fn device(name: &str) -> Result<Device> {
     if name == "soft" || name == "soft0" {
         return software();
     }
-    let all = devices();
+    let all = devices()?;
     if let Some(found) = all.iter().find(|device| device.name() == name) {
         return Ok(found.clone());
     }
@@ -107,7 +115,8 @@ pub fn device(name: &str) -> Result<Device> {
 /// `UVERBS_DEVICE=soft`.
 ///
 /// # Errors
-/// `NotFound` where no device can be opened, with the reason for each one that exists.
+/// `NotFound` where no device can be opened, with the reason for each one that exists; as
+/// [`devices`].
 pub fn open_default() -> Result<Context> {
     if let Ok(name) = std::env::var(DEVICE_VARIABLE) {
         if !name.is_empty() {
@@ -115,7 +124,7 @@ pub fn open_default() -> Result<Context> {
         }
     }
     let mut refused = Vec::new();
-    for device in devices() {
+    for device in devices()? {
         match device.open() {
             Ok(context) => return Ok(context),
             Err(error) => refused.push(error),
@@ -168,7 +177,7 @@ impl Device {
     pub(crate) fn of_file(verb: &'static str, file: &std::fs::File) -> Result<(Self, Entry)> {
         let metadata = file.metadata().map_err(|error| Error::io(verb, &error))?;
         let number = channel::number_of(&metadata);
-        let found = channel::scan(&Roots::system())
+        let found = channel::scan(&Roots::system())?
             .into_iter()
             .find(|entry| number.is_some() && entry.number == number);
         let entry = found.ok_or_else(|| {
@@ -207,11 +216,11 @@ impl Device {
     }
 
     /// The GUID of the device, as sysfs has it.
-    pub(crate) fn node_guid(&self) -> Option<u64> {
+    pub(crate) fn node_guid(&self) -> Result<Option<u64>> {
         match &self.0 {
             Source::Kernel(entry) => channel::node_guid(entry),
             #[cfg(feature = "soft")]
-            Source::Soft(soft) => Some(soft.node_guid()),
+            Source::Soft(soft) => Ok(Some(soft.node_guid())),
         }
     }
 

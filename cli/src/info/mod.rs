@@ -94,7 +94,7 @@ struct ChosenGid {
 /// Runs the command.
 pub(crate) fn run(arguments: &args::Info) -> Outcome {
     let root = arguments.root.as_deref().unwrap_or(Path::new("/"));
-    let kernel = devices_below(&Roots::below(root));
+    let kernel = devices_below(&Roots::below(root))?;
     let wanted = wanted(arguments.device.as_deref(), &kernel)?;
     if let Some(to) = &arguments.to {
         return way(to, &wanted, arguments.json);

@@ -1,7 +1,10 @@
 //! The uverbs devices that sysfs announces, below any root.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use nix::libc::{EMFILE, ENFILE, ENOMEM};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -70,43 +73,58 @@ impl Entry {
 }
 
 /// All uverbs devices in the order of their numbers; empty where the kernel has no RDMA at all.
-pub(crate) fn scan(roots: &Roots) -> Vec<Entry> {
+///
+/// # Errors
+/// Where this process or the machine has no resources to read sysfs.
+pub(crate) fn scan(roots: &Roots) -> Result<Vec<Entry>> {
     let class = roots.sysfs.join("class/infiniband_verbs");
-    let Ok(directory) = fs::read_dir(&class) else { return Vec::new() };
-    let mut found: Vec<(u32, Entry)> = directory
-        .flatten()
-        .filter_map(|item| {
-            let uverbs = item.file_name().into_string().ok()?;
-            let number = uverbs.strip_prefix("uverbs")?.parse().ok()?;
-            Some((number, entry(roots, &class, &uverbs)?))
-        })
-        .collect();
+    let directory = present(&class, fs::read_dir(&class))?;
+    let mut found: Vec<(u32, Entry)> = Vec::new();
+    for item in directory.into_iter().flatten().flatten() {
+        let Ok(uverbs) = item.file_name().into_string() else { continue };
+        let number = uverbs.strip_prefix("uverbs").and_then(|number| number.parse().ok());
+        if let (Some(number), Some(entry)) = (number, entry(roots, &class, &uverbs)?) {
+            found.push((number, entry));
+        }
+    }
     found.sort_by_key(|(number, _)| *number);
-    found.into_iter().map(|(_, entry)| entry).collect()
+    Ok(found.into_iter().map(|(_, entry)| entry).collect())
 }
 
-fn entry(roots: &Roots, class: &Path, uverbs: &str) -> Option<Entry> {
+fn entry(roots: &Roots, class: &Path, uverbs: &str) -> Result<Option<Entry>> {
     let directory = class.join(uverbs);
-    let name = read(&directory.join("ibdev"))?;
+    let Some(name) = read(&directory.join("ibdev"))? else { return Ok(None) };
     let attributes = roots.sysfs.join("class/infiniband").join(&name);
-    Some(Entry {
+    Ok(Some(Entry {
         node: roots.dev.join("infiniband").join(uverbs),
-        number: read(&directory.join("dev")).and_then(|text| device_number(&text)),
-        abi_version: read(&directory.join("abi_version")).and_then(|text| text.parse().ok()),
-        driver: driver(&attributes.join("device")),
+        number: read(&directory.join("dev"))?.and_then(|text| device_number(&text)),
+        abi_version: read(&directory.join("abi_version"))?.and_then(|text| text.parse().ok()),
+        driver: driver(&attributes.join("device"))?,
         attributes,
         name,
-    })
+    }))
 }
 
 /// The GUID of the device: four groups of four hexadecimal digits.
-pub(crate) fn node_guid(entry: &Entry) -> Option<u64> {
+pub(crate) fn node_guid(entry: &Entry) -> Result<Option<u64>> {
     let text = read(&entry.attributes.join("node_guid"))?;
-    u64::from_str_radix(&text.replace(':', ""), 16).ok()
+    Ok(text.and_then(|text| u64::from_str_radix(&text.replace(':', ""), 16).ok()))
 }
 
-fn read(path: &Path) -> Option<String> {
-    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+fn read(path: &Path) -> Result<Option<String>> {
+    let text = present(path, fs::read_to_string(path))?;
+    Ok(text.map(|text| text.trim().to_owned()))
+}
+
+/// What was read, or `None` where it does not exist. A lack of descriptors or memory says nothing
+/// about that, and is an error.
+fn present<T>(path: &Path, read: io::Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(error) if matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM)) => {
+            Err(Error::io("get_device_list", &error).asked(path.display().to_string()))
+        }
+        read => Ok(read.ok()),
+    }
 }
 
 fn device_number(text: &str) -> Option<(u64, u64)> {
@@ -116,20 +134,20 @@ fn device_number(text: &str) -> Option<(u64, u64)> {
 
 /// The bound driver where sysfs shows it, else what the PCI ids say. Sub-functions are on the
 /// auxiliary bus, where the driver is `mlx5_core.sf`.
-fn driver(device: &Path) -> Driver {
+fn driver(device: &Path) -> Result<Driver> {
     let bound = fs::read_link(device.join("driver")).ok();
     if let Some(name) = bound.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {
-        return if name.starts_with("mlx5_") {
+        return Ok(if name.starts_with("mlx5_") {
             Driver::Mlx5
         } else {
             Driver::Other(name.to_owned())
-        };
+        });
     }
-    match read(&device.join("modalias")) {
+    Ok(match read(&device.join("modalias"))? {
         Some(alias) if is_mlx5_alias(&alias) => Driver::Mlx5,
         Some(alias) => Driver::Other(format!("the driver of {alias}")),
         None => Driver::Unknown,
-    }
+    })
 }
 
 /// PCI ids that mlx5_core binds (its `mlx5_core_pci_table`, Linux 7.x): 0x1011–0x1027 and 0x2101 of
