@@ -232,6 +232,9 @@ impl IbCm {
 
     fn dispatch(&mut self, now: u64, from: &Addressing, mad: &Mad, attribute: Attribute) {
         match attribute {
+            // No port has a group's GID, so the kernel finds no address to answer from
+            // (`ib_init_ah_attr_from_wc` in core/verbs.c), and drops the request.
+            Attribute::Req | Attribute::SidrReq if from.is_multicast() => {}
             Attribute::Req => self.with(mad, |cm, body: &Req| cm.on_req(now, from, mad, body)),
             Attribute::Mra => self.with(mad, |cm, body: &Mra| cm.on_mra(now, from, body)),
             Attribute::Rej => self.with(mad, |cm, body: &Rej| cm.on_rej(now, from, body)),

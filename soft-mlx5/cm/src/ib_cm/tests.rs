@@ -163,6 +163,33 @@ fn a_recorded_connection_of_two_kernels_is_reproduced_exactly() {
     assert_eq!(GSI_QKEY, 0x8001_0000);
 }
 
+/// The kernel gets no address for its answers from a group's GID (`ib_init_ah_attr_from_wc` in
+/// drivers/infiniband/core/verbs.c), and drops the request before it looks for a listener.
+#[test]
+fn a_request_to_a_group_is_dropped() {
+    let group = Gid::from_ipv4([239, 1, 1, 1].into());
+    let mut pair = Pair::new();
+    let mut param = request(&[]);
+    param.path.addressing.destination = group;
+    for service_id in [RPING, RPING + 1] {
+        let id = pair.client.create();
+        pair.client.send_req(0, id, &ReqParam { service_id, ..param }).unwrap();
+        assert_eq!(pair.deliver_to_server(), 1);
+        let resolution = SidrReqParam {
+            service_id,
+            path: param.path,
+            timeout: SECOND,
+            max_cm_retries: 1,
+            private_data: &[],
+        };
+        let id = pair.client.create();
+        pair.client.send_sidr_req(0, id, &resolution).unwrap();
+        assert_eq!(pair.deliver_to_server(), 1);
+        assert!(pair.server.take_event().is_none());
+        assert_eq!(pair.deliver_to_client(), 0, "no answer");
+    }
+}
+
 #[test]
 fn a_recorded_refusal_and_resolution_are_reproduced_exactly() {
     let recorded = two_kernels();
