@@ -245,6 +245,9 @@ impl Addresses for Stack {
     }
 
     fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
+        if is_mapped(address) {
+            return Err(NOT_OWN);
+        }
         if address.is_loopback() && is_machine(address) {
             // The devices' interface is the loopback interface, and this is its address.
             let device = self.at_loopback()?;
@@ -271,6 +274,9 @@ impl Addresses for Stack {
         to: SocketAddr,
         space: PortSpace,
     ) -> Result<Route, CmaError> {
+        if is_mapped(to.ip()) {
+            return Err(NO_ROUTE);
+        }
         if is_machine(to.ip()) {
             return self.route_to_machine(source, to, space);
         }
@@ -318,6 +324,13 @@ fn source_towards(to: IpAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect((to, 4791))?;
     Ok(socket.local_addr()?.ip())
+}
+
+/// Whether it is an IPv4-mapped address. To the kernel it is an address of IPv6, which no interface
+/// has (`ipv6_chk_addr` in `rdma_find_ndev_for_src_ip_rcu`, drivers/infiniband/core/addr.c), and
+/// which no route of IPv6 leads to but the default route.
+fn is_mapped(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
 }
 
 /// Whether an address is a wildcard, whatever stations there are.

@@ -317,6 +317,28 @@ fn addresses_collide_as_in_the_kernel() {
     assert_eq!(client.ask_for_address(id(), [192, 0, 2, 9], 1), Err(Errno::ENETUNREACH));
 }
 
+/// To the kernel it is an address of IPv6, see `is_mapped` of the stack.
+#[test]
+fn an_ipv4_mapped_address_is_not_the_ipv4_address() {
+    let (host, _device) = host(ADDRESS);
+    let client = Client::open(&host);
+    for v4 in [ADDRESS, [127, 0, 0, 1], [192, 0, 2, 9], [0; 4], [239, 1, 1, 1]] {
+        let ip = std::net::Ipv4Addr::from(v4).to_ipv6_mapped();
+        let addr = SockaddrStorage::new(&SockaddrIn6 {
+            family: AF_INET6,
+            port: 4700.into(),
+            addr: ip.octets(),
+            ..SockaddrIn6::default()
+        });
+        let id = client.create(PortSpace::TCP, 1);
+        let bind = Bind { id, addr_size: 28, reserved: 0, addr };
+        assert_eq!(client.send(&bind), Err(Errno::EADDRNOTAVAIL), "{ip}");
+        let request = ResolveAddr { id, timeout_ms: 30, dst_size: 28, ..ResolveAddr::default() };
+        let resolve = ResolveAddr { dst_addr: addr, ..request };
+        assert_eq!(client.send(&resolve), Err(Errno::ENETUNREACH), "{ip}");
+    }
+}
+
 #[test]
 fn a_missing_neighbour_is_reported_by_an_event() {
     let (host, _device) = host_on_network(ADDRESS);
