@@ -236,6 +236,9 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
     if attr.priority > LAST_PRIORITY {
         return Err(Errno::ENOMEM);
     }
+    if !FlowFlags::all().contains(attr.flags) {
+        return Err(Errno::EINVAL);
+    }
     let passes_on = attr.flags.contains(FlowFlags::DONT_TRAP);
     match attr.kind {
         // Rules for outgoing frames.

@@ -112,6 +112,9 @@ fn rules_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&|head| head.flow_attr.num_of_specs = 2, good), Err(Errno::EINVAL));
     let flags = FlowFlags::EGRESS;
     assert_eq!(with(&|head| head.flow_attr.flags = flags, good), Err(Errno::EOPNOTSUPP));
+    // `mlx5_ib_create_flow` knows no flag at bit 0, which ib_core lets through.
+    let flags = FlowFlags::from_bits_retain(1);
+    assert_eq!(with(&|head| head.flow_attr.flags = flags, good), Err(Errno::EINVAL));
     let sniffer = FlowAttrType::SNIFFER;
     assert_eq!(with(&|head| head.flow_attr.kind = sniffer, good), Ok(()));
     let part = |at: usize, value: u8| {
