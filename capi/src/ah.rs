@@ -94,47 +94,56 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
         source_path_bits: wc.dlid_path_bits,
         ..uverbs::AddressVector::default()
     });
+    let mut result = Ok(());
     if wc.wc_flags & wc_flags::GRH != 0 {
+        attr.is_global = 1;
         // SAFETY: the caller's header.
-        match unsafe { route(context, port, grh) } {
-            Ok(route) => (attr.is_global, attr.grh) = (1, route),
-            Err(errno) => {
-                refused(errno);
-                return -1;
-            }
-        }
+        let grh = unsafe { grh.cast::<[u8; RoutingHeader::BYTES]>().as_ref() };
+        result = grh.ok_or(libc::EINVAL).and_then(|grh| route(context, port, grh, &mut attr.grh));
     }
-    // SAFETY: the caller's struct, to be written.
+    // SAFETY: the caller's struct, to be written. libibverbs also writes it if it fails.
     unsafe { write_padded(&attr, into) };
-    0
+    result.map_or_else(
+        |errno| {
+            refused(errno);
+            -1
+        },
+        |()| 0,
+    )
 }
 
-/// The route back to the sender of a datagram, or an errno as libibverbs'.
-///
-/// # Safety
-/// `grh` is null or has 40 bytes.
-unsafe fn route(
+/// Writes the route back to the sender of a datagram, or as much of it as libibverbs writes before
+/// it fails with this errno.
+fn route(
     context: &Context,
     port: u8,
-    grh: *const ibv_grh,
-) -> Result<ibv_global_route, c_int> {
-    // SAFETY: the caller's promise.
-    let bytes = unsafe { grh.cast::<[u8; RoutingHeader::BYTES]>().as_ref() };
-    let header = RoutingHeader::parse(bytes.ok_or(libc::EINVAL)?);
-    let header = header.ok_or(libc::EPROTONOSUPPORT)?;
+    grh: &[u8; RoutingHeader::BYTES],
+    into: &mut ibv_global_route,
+) -> Result<(), c_int> {
+    if !RoutingHeader::is_ipv4(grh) {
+        into.flow_label = u32::from_be_bytes([0, grh[1], grh[2], grh[3]]) & 0xf_ffff;
+        if grh[0] >> 4 == 6 {
+            if grh[24] == 0xff {
+                return Err(libc::EINVAL);
+            }
+            into.dgid = words(std::array::from_fn(|place| grh[8 + place]));
+        }
+    }
+    let header = RoutingHeader::parse(grh).ok_or(libc::EPROTONOSUPPORT)?;
     let table = context.library.gid_table(port).map_err(|error| failed(&error))?;
     // A multicast packet names no GID of this port, so no GID is the source of an answer.
     let is_own = |entry: &&GidEntry| {
         entry.gid.0 == header.destination && (entry.kind == GidKind::RoceV2) == header.is_udp
     };
     let own = table.iter().find(is_own).ok_or(libc::EINVAL)?;
-    Ok(ibv_global_route {
+    *into = ibv_global_route {
         dgid: words(header.source),
         flow_label: header.flow_label,
         sgid_index: own.index as u8,
         hop_limit: header.hop_limit,
         traffic_class: header.traffic_class,
-    })
+    };
+    Ok(())
 }
 
 /// `ibv_create_ah_from_wc`.

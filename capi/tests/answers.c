@@ -114,6 +114,30 @@ static void routing_headers(void)
 	CHECK(!attr.is_global && attr.dlid == 7 && attr.sl == 3 && attr.port_num == 1);
 }
 
+/* A header that no answer can be made from: as much of the address is written as the header tells. */
+static void refused_headers(void)
+{
+	static const struct { unsigned char version, next, to; int error; unsigned label, from; } cases[] = {
+		{ 0x60, 17, 0x20, EINVAL, 0x1234, 0xfe }, /* not an address of the port */
+		{ 0x60, 0x1b, 0x20, EINVAL, 0x1234, 0xfe },
+		{ 0x60, 17, 0xff, EINVAL, 0x1234, 0 }, /* a group */
+		{ 0x60, 6, 0x20, EPROTONOSUPPORT, 0x1234, 0xfe },
+		{ 0x60, 6, 0xff, EINVAL, 0x1234, 0 },
+		{ 0, 17, 0x20, EPROTONOSUPPORT, 0x1234, 0 },
+	};
+	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH, .sl = 3, .slid = 7, .dlid_path_bits = 2 };
+	struct ibv_ah_attr attr;
+
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct ibv_grh grh = { .version_tclass_flow = htonl((unsigned)cases[i].version << 24 | 0x1234),
+			.next_hdr = cases[i].next, .hop_limit = 9, .sgid.raw = { 0xfe }, .dgid.raw = { cases[i].to } };
+		memset(&attr, 0xee, sizeof attr);
+		CHECK(ibv_init_ah_from_wc(context, 1, &wc, &grh, &attr) == -1 && errno == cases[i].error);
+		CHECK(attr.is_global == 1 && attr.dlid == 7 && attr.sl == 3 && attr.src_path_bits == 2 && attr.port_num == 1);
+		CHECK(attr.grh.flow_label == cases[i].label && attr.grh.dgid.raw[0] == cases[i].from && !attr.grh.hop_limit);
+	}
+}
+
 /* Headers that libmlx5 has specifications for, and rules on them that the device does not match. */
 static void rules(struct ibv_cq *cq)
 {
@@ -175,6 +199,7 @@ int main(void)
 	CHECK(cq);
 	queries();
 	routing_headers();
+	refused_headers();
 	rules(cq);
 	qp = make_qp(cq, 4, 0);
 	CHECK(ibv_set_ece(qp, &ece) == EOPNOTSUPP);

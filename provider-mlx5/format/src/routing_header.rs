@@ -28,7 +28,7 @@ impl RoutingHeader {
     /// Reads the header: a GRH, which looks like an IPv6 header, or an IPv4 header in the last 20
     /// bytes. `None` if it is neither, or has another protocol.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        if is_ipv4(bytes) {
+        if Self::is_ipv4(bytes) {
             let [source, destination] = [32, 36].map(|at| mapped(bytes, at));
             return Some(Self {
                 source,
@@ -52,6 +52,15 @@ impl RoutingHeader {
             is_udp: bytes[6] == UDP,
         })
     }
+
+    /// Whether it is an IPv4 header. The 20 bytes before that are undefined, so they may begin as a
+    /// GRH does. Then the checksum decides, as in libibverbs (`get_grh_header_version`).
+    pub fn is_ipv4(bytes: &[u8; Self::BYTES]) -> bool {
+        if bytes[0] >> 4 != 6 {
+            return bytes[20] >> 4 == 4;
+        }
+        bytes[20] == 0x45 && sum(&bytes[20..]) == 0xffff
+    }
 }
 
 fn gid(bytes: &[u8; RoutingHeader::BYTES], at: usize) -> [u8; 16] {
@@ -64,15 +73,6 @@ fn mapped(bytes: &[u8; RoutingHeader::BYTES], at: usize) -> [u8; 16] {
     (gid[10], gid[11]) = (0xff, 0xff);
     gid[12..].copy_from_slice(&bytes[at..at + 4]);
     gid
-}
-
-/// Whether it is an IPv4 header. The 20 bytes before that are undefined, so they may begin as a GRH
-/// does. Then the checksum decides, as in libibverbs (`get_grh_header_version`).
-fn is_ipv4(bytes: &[u8; RoutingHeader::BYTES]) -> bool {
-    if bytes[0] >> 4 != 6 {
-        return bytes[20] >> 4 == 4;
-    }
-    bytes[20] == 0x45 && sum(&bytes[20..]) == 0xffff
 }
 
 /// The one's complement sum of 16-bit words.
