@@ -76,8 +76,10 @@ unsafe fn register(
     let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
     let access = AccessFlags::from_bits_retain(access);
     let registration = domain.registration().access(access);
-    let is_everything = addr.is_null() && length == usize::MAX;
-    if is_everything && !access.contains(AccessFlags::ON_DEMAND) {
+    // All memory is registered on demand and from address 0 on: `ibv_cmd_reg_mr` of libibverbs, and
+    // `create_user_odp_mr` in the kernel's hw/mlx5/mr.c.
+    let is_everything = length == usize::MAX;
+    if is_everything && !(access.contains(AccessFlags::ON_DEMAND) && addr.is_null() && iova == 0) {
         return null(libc::EINVAL);
     }
     // SAFETY: by registering memory, C programs promise what the library asks for.
@@ -124,13 +126,13 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    if fd < 0 {
-        return null(libc::EBADF);
-    }
     // SAFETY: the caller's domain.
     let Some(domain) = unsafe { Pd::of(pd) }.domain() else { return null(libc::EINVAL) };
     let access = AccessFlags::from_bits_retain(access as u32);
     let registration = domain.registration().access(access).iova(iova);
+    // A `BorrowedFd` is not negative. The kernel opens no file with the largest number
+    // (`sysctl_nr_open_max` in fs/file.c), so it answers as to a negative one.
+    let fd = if fd < 0 { c_int::MAX } else { fd };
     // SAFETY: the caller's descriptor, for the time of the call; writing to the memory is what it
     // asks for.
     let region =

@@ -138,6 +138,22 @@ static void refused_headers(void)
 	}
 }
 
+/* Regions of all memory, and of files that are none. */
+static void regions(void)
+{
+	const int odp = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE;
+	struct ibv_mr *all = ibv_reg_mr(pd, NULL, SIZE_MAX, odp);
+
+	CHECK(all && all->addr == NULL && all->length == SIZE_MAX && ibv_dereg_mr(all) == 0);
+	CHECK(!ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE) && errno == EINVAL);
+	CHECK(!ibv_reg_mr(pd, buffer, SIZE_MAX, odp) && errno == EINVAL);
+	CHECK(!ibv_reg_mr_iova(pd, NULL, SIZE_MAX, 4096, odp) && errno == EINVAL);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE) && errno == EBADF);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 1, -1, IBV_ACCESS_LOCAL_WRITE) && errno == EINVAL);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL);
+	CHECK(!ibv_reg_dmabuf_mr(pd, 0, 4096, 0, -1, IBV_ACCESS_ON_DEMAND) && errno == EINVAL);
+}
+
 /* Headers that libmlx5 has specifications for, and rules on them that the device does not match. */
 static void rules(struct ibv_cq *cq)
 {
@@ -200,6 +216,7 @@ int main(void)
 	queries();
 	routing_headers();
 	refused_headers();
+	regions();
 	rules(cq);
 	qp = make_qp(cq, 4, 0);
 	CHECK(ibv_set_ece(qp, &ece) == EOPNOTSUPP);
