@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use uverbs::counters::CounterPoint;
+use uverbs::qp_type::QpType;
 use uverbs::{Counters, Flow};
 
 use crate::abi::*;
@@ -117,6 +118,13 @@ impl Rule {
     }
 }
 
+/// The errno for a queue pair that no rule leads to, as the kernel gives it: its
+/// `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c) lets those of type UD through, for IPoIB.
+fn without_rules(queue_pair: &Qp) -> c_int {
+    let is_ud = queue_pair.base().qp_type == QpType::Ud as u32;
+    if is_ud { libc::EOPNOTSUPP } else { libc::EINVAL }
+}
+
 /// `ibv_create_flow`: steers packets to a raw packet queue pair.
 pub(crate) unsafe extern "C" fn create_flow(
     qp: *mut ibv_qp,
@@ -125,8 +133,7 @@ pub(crate) unsafe extern "C" fn create_flow(
     // SAFETY: the caller's queue pair.
     let (context, queue_pair) = unsafe { ((*qp).context, Qp::of(qp)) };
     let made = queue_pair.with(|library| {
-        // As the kernel's `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c) says for other types.
-        let builder = library.create_flow().ok_or(libc::EINVAL)?;
+        let builder = library.create_flow().ok_or(without_rules(queue_pair))?;
         // SAFETY: the caller's struct, which its specifications follow.
         let builder = unsafe { steering::describe(attr, builder) }?;
         builder.build().map_err(|error| failed(&error))

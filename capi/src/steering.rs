@@ -18,9 +18,10 @@ const TCP: u32 = 0x40;
 const UDP: u32 = 0x41;
 /// Bit of the type of a header inside another packet.
 const INNER: u32 = 0x100;
+const VXLAN: u32 = 0x50;
 /// Headers that libibverbs has specifications for, and that are not matched here: ESP, tunnels,
 /// GRE, MPLS.
-const OTHER_HEADERS: [u32; 6] = [0x34, 0x34 | INNER, 0x50, 0x51, 0x60, 0x60 | INNER];
+const OTHER_HEADERS: [u32; 6] = [0x34, 0x34 | INNER, VXLAN, 0x51, 0x60, 0x60 | INNER];
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
 const ACTION_HANDLE: u32 = 0x1002;
@@ -28,8 +29,13 @@ const ACTION_COUNT: u32 = 0x1003;
 /// `enum ibv_flow_flags`.
 const DONT_TRAP: u32 = 1 << 1;
 const EGRESS: u32 = 1 << 2;
-/// Bytes of the type and size at the head of a specification.
+/// Bytes of values that the kernel knows, where the program's struct may have more.
+const IPV4_EXT_KNOWN: usize = 12;
+const IPV6_KNOWN: usize = 39;
+const VXLAN_KNOWN: usize = 4;
+/// Bytes of the type and size at the head of a specification, and of the head with its padding.
 const HEAD: usize = 6;
+const PADDED_HEAD: usize = 8;
 
 /// Describes the rule at `attr` to `builder`, or says with which errno it is refused.
 ///
@@ -55,11 +61,14 @@ pub(crate) unsafe fn describe<'q>(
     // SAFETY: the specifications follow the struct.
     let mut at = unsafe { attr.add(1) }.cast::<u8>();
     for _ in 0..own.num_of_specs {
-        // SAFETY: each specification says how long it is.
+        // SAFETY: each specification says how long it is, and has the struct of its type. As in
+        // libibverbs, the size of most types counts for nothing but the place of the next one.
         unsafe {
-            let size = at.add(4).cast::<u16>().read_unaligned();
-            builder = add_spec(std::slice::from_raw_parts(at, size.into()), builder)?;
-            at = at.add(size.into());
+            let kind = at.cast::<u32>().read_unaligned();
+            let size = at.add(4).cast::<u16>().read_unaligned().into();
+            let bytes = std::slice::from_raw_parts(at, length(kind).unwrap_or(size));
+            builder = add_spec(kind, bytes, builder)?;
+            at = at.add(size);
         }
     }
     Ok(builder)
@@ -75,100 +84,149 @@ fn kind(code: u32) -> Option<FlowKind> {
     })
 }
 
-/// Adds a specification. The errno is EINVAL if its type is unknown or it is too short.
-fn add_spec<'q>(bytes: &[u8], builder: FlowBuilder<'q>) -> Result<FlowBuilder<'q>, c_int> {
-    let kind = u32::from_ne_bytes(*bytes.first_chunk().ok_or(libc::EINVAL)?);
-    if is_unsupported(kind, bytes) {
-        return Err(libc::EOPNOTSUPP);
-    }
-    added(kind, bytes, builder).ok_or(libc::EINVAL)
-}
-
-/// Whether a specification asks for something that is known but not matched here.
-fn is_unsupported(kind: u32, bytes: &[u8]) -> bool {
-    let is_asked = |mut mask: std::ops::Range<usize>| {
-        mask.any(|place| bytes.get(place).is_some_and(|byte| *byte != 0))
-    };
-    match kind {
-        ACTION_HANDLE => true,
-        // Time to live and fragments; the hop limit.
-        IPV4_EXT => is_asked(30..32),
-        IPV6 => is_asked(86..87),
-        _ if OTHER_HEADERS.contains(&kind) => true,
-        _ => [ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP].contains(&(kind ^ INNER)),
-    }
-}
-
-/// Adds a specification that is matched here.
-fn added<'q>(kind: u32, bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
+/// Bytes of a specification of fixed length.
+fn length(kind: u32) -> Option<usize> {
     Some(match kind {
-        ETH => builder.ethernet(ethernet(bytes.get(HEAD..)?)?),
-        IPV4 => builder.ipv4(ipv4(bytes.get(8..)?, 8)?),
-        IPV4_EXT => builder.ipv4(ipv4(bytes.get(8..)?, 12)?),
-        IPV6 => builder.ipv6(ipv6(bytes.get(8..)?)?),
-        TCP => builder.tcp(ports(bytes.get(HEAD..)?)?),
-        UDP => builder.udp(ports(bytes.get(HEAD..)?)?),
-        ACTION_TAG => builder.tag(u32::from_ne_bytes(*bytes.get(8..)?.first_chunk()?)),
-        ACTION_DROP => builder.drop_frames(),
-        ACTION_COUNT => {
-            let address = usize::from_ne_bytes(*bytes.get(8..)?.first_chunk()?);
-            let counters = std::ptr::with_exposed_provenance(address);
-            // SAFETY: a specification of this type names a program's counters.
-            builder.count(&unsafe { CounterSet::library(counters) }?)
-        }
+        ETH => 40,
+        IPV4 => 24,
+        TCP | UDP | ACTION_COUNT => 16,
+        ACTION_TAG => 12,
+        ACTION_DROP => 8,
         _ => return None,
     })
 }
 
-/// The value at `offset`, and its mask, which is `mask` bytes after it.
-fn masked<const N: usize>(bytes: &[u8], offset: usize, mask: usize) -> Option<Masked<[u8; N]>> {
-    let at = |offset: usize| bytes.get(offset..)?.first_chunk().copied();
-    Some(Masked::under(at(offset)?, at(offset + mask)?))
+/// Adds a specification. The errno is that of libibverbs (`ib_spec_to_kern_spec` in its cmd.c), or
+/// of the kernel.
+fn add_spec<'q>(
+    kind: u32,
+    bytes: &[u8],
+    builder: FlowBuilder<'q>,
+) -> Result<FlowBuilder<'q>, c_int> {
+    let fixed = |head, size| Filters::of(bytes, head, size).ok_or(libc::EINVAL);
+    Ok(match kind {
+        ETH => builder.ethernet(ethernet(&fixed(HEAD, 16)?)),
+        IPV4 => builder.ipv4(ipv4(&fixed(PADDED_HEAD, 8)?)),
+        IPV4_EXT => builder.ipv4(ipv4_ext(&Filters::grown(bytes, IPV4_EXT_KNOWN)?)?),
+        IPV6 => builder.ipv6(ipv6(&Filters::grown(bytes, IPV6_KNOWN)?)?),
+        TCP => builder.tcp(ports(&fixed(HEAD, 4)?)),
+        UDP => builder.udp(ports(&fixed(HEAD, 4)?)),
+        ACTION_DROP => builder.drop_frames(),
+        ACTION_TAG | ACTION_COUNT => act(kind, bytes, builder).ok_or(libc::EINVAL)?,
+        _ => return Err(unsupported(kind, bytes)),
+    })
+}
+
+/// Adds an action with an argument.
+fn act<'q>(kind: u32, bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuilder<'q>> {
+    let argument = bytes.get(PADDED_HEAD..)?;
+    if kind == ACTION_TAG {
+        return Some(builder.tag(u32::from_ne_bytes(*argument.first_chunk()?)));
+    }
+    let address = usize::from_ne_bytes(*argument.first_chunk()?);
+    let counters = std::ptr::with_exposed_provenance(address);
+    // SAFETY: a specification of this type names a program's counters.
+    Some(builder.count(&unsafe { CounterSet::library(counters) }?))
+}
+
+/// The errno for a specification that is not matched here: EOPNOTSUPP if libibverbs knows it.
+fn unsupported(kind: u32, bytes: &[u8]) -> c_int {
+    let known = match kind & !INNER {
+        IPV4_EXT => IPV4_EXT_KNOWN,
+        IPV6 => IPV6_KNOWN,
+        VXLAN => VXLAN_KNOWN,
+        _ => 0,
+    };
+    let is_inner = [ETH, IPV4, IPV4_EXT, IPV6, TCP, UDP].contains(&(kind ^ INNER));
+    if !is_inner && kind != ACTION_HANDLE && !OTHER_HEADERS.contains(&kind) {
+        return libc::EINVAL;
+    }
+    if known == 0 {
+        return libc::EOPNOTSUPP;
+    }
+    Filters::grown(bytes, known).err().unwrap_or(libc::EOPNOTSUPP)
+}
+
+/// The values of a header, and their masks.
+struct Filters<'a> {
+    values: &'a [u8],
+    masks: &'a [u8],
+}
+
+impl<'a> Filters<'a> {
+    /// Behind a head, `size` bytes each. `None` where the specification ends before.
+    fn of(bytes: &'a [u8], head: usize, size: usize) -> Option<Self> {
+        let (values, rest) = bytes.get(head..)?.split_at_checked(size)?;
+        Some(Self { values, masks: rest.get(..size)? })
+    }
+
+    /// Those of a struct that may have grown since, or grow later (`get_filters_size` in
+    /// libibverbs' cmd.c): the size of the specification tells theirs. Of the bytes behind those
+    /// that are known, nothing may be asked.
+    fn grown(bytes: &'a [u8], known: usize) -> Result<Self, c_int> {
+        let size = bytes.len().saturating_sub(PADDED_HEAD) / 2;
+        let filters = Self::of(bytes, PADDED_HEAD, size).ok_or(libc::EINVAL)?;
+        let unknown = filters.masks.get(known..).ok_or(libc::EINVAL)?;
+        if unknown.iter().any(|byte| *byte != 0) { Err(libc::EOPNOTSUPP) } else { Ok(filters) }
+    }
+
+    /// A field. Both have its bytes.
+    fn field<const N: usize>(&self, offset: usize) -> Masked<[u8; N]> {
+        let of = |bytes: &[u8]| std::array::from_fn(|place| bytes[offset + place]);
+        Masked::under(of(self.values), of(self.masks))
+    }
+
+    /// Fails if one of these bytes, which no rule here matches, has a mask.
+    fn not_asked(&self, mut bytes: std::ops::Range<usize>) -> Result<(), c_int> {
+        if bytes.any(|place| self.masks[place] != 0) { Err(libc::EOPNOTSUPP) } else { Ok(()) }
+    }
 }
 
 fn change<T, U>(masked: Masked<T>, change: impl Fn(T) -> U) -> Masked<U> {
     Masked::under(change(masked.value), change(masked.mask))
 }
 
-/// `struct ibv_flow_eth_filter` twice: values, then masks.
-fn ethernet(bytes: &[u8]) -> Option<Ethernet> {
-    Some(Ethernet {
-        destination: masked(bytes, 0, 16)?,
-        source: masked(bytes, 6, 16)?,
-        ether_type: change(masked(bytes, 12, 16)?, u16::from_be_bytes),
-        vlan: change(masked(bytes, 14, 16)?, u16::from_be_bytes),
-    })
-}
-
-/// As [`ethernet`]: `struct ibv_flow_ipv4_filter` or `ibv_flow_ipv4_ext_filter`, of `size` bytes.
-fn ipv4(bytes: &[u8], size: usize) -> Option<Ipv4> {
-    let address = |offset| Some(change(masked::<4>(bytes, offset, size)?, Ipv4Addr::from));
-    let mut fields = Ipv4 { source: address(0)?, destination: address(4)?, ..Ipv4::default() };
-    if size > 8 {
-        fields.protocol = change(masked::<1>(bytes, 8, size)?, |[byte]| byte);
-        fields.type_of_service = change(masked::<1>(bytes, 9, size)?, |[byte]| byte);
+/// `struct ibv_flow_eth_filter`.
+fn ethernet(filters: &Filters<'_>) -> Ethernet {
+    Ethernet {
+        destination: filters.field(0),
+        source: filters.field(6),
+        ether_type: change(filters.field(12), u16::from_be_bytes),
+        vlan: change(filters.field(14), u16::from_be_bytes),
     }
-    Some(fields)
 }
 
-/// As [`ethernet`]: `struct ibv_flow_ipv6_filter`.
-fn ipv6(bytes: &[u8]) -> Option<Ipv6> {
-    const SIZE: usize = 40;
-    let address = |offset| Some(change(masked::<16>(bytes, offset, SIZE)?, Ipv6Addr::from));
-    let byte = |offset| Some(change(masked::<1>(bytes, offset, SIZE)?, |[byte]| byte));
-    Some(Ipv6 {
-        source: address(0)?,
-        destination: address(16)?,
-        flow_label: change(masked(bytes, 32, SIZE)?, u32::from_be_bytes),
-        next_header: byte(36)?,
-        traffic_class: byte(37)?,
+/// `struct ibv_flow_ipv4_filter`.
+fn ipv4(filters: &Filters<'_>) -> Ipv4 {
+    let address = |offset| change(filters.field::<4>(offset), Ipv4Addr::from);
+    Ipv4 { source: address(0), destination: address(4), ..Ipv4::default() }
+}
+
+/// `struct ibv_flow_ipv4_ext_filter`, without the time to live and the fragments.
+fn ipv4_ext(filters: &Filters<'_>) -> Result<Ipv4, c_int> {
+    filters.not_asked(10..12)?;
+    let byte = |offset| change(filters.field(offset), |[byte]| byte);
+    Ok(Ipv4 { protocol: byte(8), type_of_service: byte(9), ..ipv4(filters) })
+}
+
+/// `struct ibv_flow_ipv6_filter`, without the hop limit.
+fn ipv6(filters: &Filters<'_>) -> Result<Ipv6, c_int> {
+    filters.not_asked(38..39)?;
+    let address = |offset| change(filters.field::<16>(offset), Ipv6Addr::from);
+    let byte = |offset| change(filters.field(offset), |[byte]| byte);
+    Ok(Ipv6 {
+        source: address(0),
+        destination: address(16),
+        flow_label: change(filters.field(32), u32::from_be_bytes),
+        next_header: byte(36),
+        traffic_class: byte(37),
     })
 }
 
-/// As [`ethernet`]: `struct ibv_flow_tcp_udp_filter`.
-fn ports(bytes: &[u8]) -> Option<Ports> {
-    Some(Ports {
-        destination: change(masked(bytes, 0, 4)?, u16::from_be_bytes),
-        source: change(masked(bytes, 2, 4)?, u16::from_be_bytes),
-    })
+/// `struct ibv_flow_tcp_udp_filter`.
+fn ports(filters: &Filters<'_>) -> Ports {
+    Ports {
+        destination: change(filters.field(0), u16::from_be_bytes),
+        source: change(filters.field(2), u16::from_be_bytes),
+    }
 }

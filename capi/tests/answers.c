@@ -170,8 +170,9 @@ static void rules(struct ibv_cq *cq)
 	struct ibv_flow_attr *first = (void *)&rule;
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET,
 		.cap = { .max_recv_wr = 1, .max_recv_sge = 1 } };
-	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_qp *qp = ibv_create_qp(pd, &init), *ud;
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_flow *flow;
 
 	CHECK(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == 0);
 	memset(&rule, 0, sizeof rule);
@@ -198,6 +199,33 @@ static void rules(struct ibv_cq *cq)
 	memset(&rule.spec.ipv6.val, 0, sizeof rule.spec.ipv6 - 8);
 	rule.spec.ipv6.mask.hop_limit = 0xff;
 	CHECK(!ibv_create_flow(qp, first) && errno == EOPNOTSUPP);
+	/* The size of these two tells where their masks begin. */
+	rule.spec.hdr.size = 2 * 39 + 6;
+	CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);
+	rule.spec.hdr.type = IBV_FLOW_SPEC_IPV4_EXT;
+	rule.spec.hdr.size = 2 * 12 + 6;
+	CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);
+	rule.spec.hdr.type = IBV_FLOW_SPEC_VXLAN_TUNNEL;
+	rule.spec.hdr.size = 14;
+	CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);
+	/* That of others only tells where the next one begins. */
+	memset(&rule.spec, 0, sizeof rule.spec);
+	rule.spec.hdr.type = IBV_FLOW_SPEC_ETH;
+	memset(rule.spec.eth.mask.dst_mac, 0xff, 6);
+	for (unsigned size = 0; size <= sizeof rule.spec.eth; size++) {
+		rule.spec.hdr.size = size;
+		rule.attr.flags = 0;
+		flow = ibv_create_flow(qp, first);
+		CHECK(flow && ibv_destroy_flow(flow) == 0);
+		/* The header has no such flag. */
+		rule.attr.flags = 1;
+		CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);
+	}
+	rule.attr.flags = 0;
+	/* Only IPoIB's queue pairs of this type have rules. */
+	init.qp_type = IBV_QPT_UD;
+	ud = ibv_create_qp(pd, &init);
+	CHECK(ud && !ibv_create_flow(ud, first) && errno == EOPNOTSUPP && ibv_destroy_qp(ud) == 0);
 	/* Nothing that any release knows. */
 	rule.spec.hdr.type = 0x99;
 	CHECK(!ibv_create_flow(qp, first) && errno == EINVAL);

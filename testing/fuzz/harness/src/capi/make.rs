@@ -19,6 +19,8 @@ const ACCESS: u32 = 0x01f0_01ff;
 const TYPES: [u32; 7] = [2, 3, 4, 8, 9, 10, 0xff];
 /// `IBV_QPT_RAW_PACKET`.
 const RAW: u32 = 8;
+/// Bytes of the longest struct that is read whatever its size field says (`ibv_flow_spec_eth`).
+const LONGEST_SPEC: usize = 40;
 
 impl Program {
     /// An object that is not a queue.
@@ -219,7 +221,8 @@ impl Program {
         Ok(())
     }
 
-    /// A flow rule of arbitrary specifications, whose size fields are right.
+    /// A flow rule of arbitrary specifications. Their sizes tell where the next one begins; the
+    /// struct of the last one's type may be longer.
     fn make_flow(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let qp: *mut ibv_qp = self.pick(u, Kind::Qp)?;
         if qp.is_null() {
@@ -264,7 +267,7 @@ impl Program {
         // announces; a live queue pair.
         unsafe {
             assert_eq!(size_of_val(&attr), 20);
-            let mut words = vec![0u64; bytes.len().div_ceil(8)];
+            let mut words = vec![0u64; (bytes.len() + LONGEST_SPEC).div_ceil(8)];
             let at = words.as_mut_ptr().cast::<u8>();
             at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             at.cast::<ibv_flow_attr>().write(attr);
