@@ -44,7 +44,9 @@ fn a_trace_has_every_verb_with_its_fields() {
     assert!(line("ibv_create_cq(context=0x").contains("cqe=16, cq_context=NULL, channel=NULL"));
     assert!(line("cqe=-1,").contains("= NULL EINVAL"));
     assert!(line("ibv_create_qp_ex(").contains("max_send_wr: 8"));
-    assert!(line("ibv_modify_qp(").contains("qp_state: 1") && text.contains("qp_state: 3"));
+    assert!(line("ibv_create_qp_ex(").contains("qp_type: IBV_QPT_RC"));
+    assert!(line("ibv_modify_qp(").contains("qp_state: IBV_QPS_INIT"));
+    assert!(text.contains("qp_state: IBV_QPS_RTS") && text.contains("path_mtu: IBV_MTU_"));
     assert!(line("ibv_post_send(").contains("wr_id=0x11, RDMA_WRITE, SIGNALED, remote=0x"));
     assert!(line("ibv_post_recv(qp=0x").ends_with("wr_id=0x12, data=[])"));
     assert!(line("ibv_poll_cq(").contains("wr_id=0x11, RDMA_WRITE, qp_num=0x"));

@@ -61,4 +61,4 @@ macro_rules! given_structs {
 use given_structs;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -67,10 +67,15 @@ fn is_newer_slot(field: &str) -> bool {
 
 #[test]
 fn layouts_are_those_of_the_installed_header() {
+    agrees_with_the_header("layouts", &program());
+}
+
+/// Compiles a program of assertions, and one of which the first assertion is wrong.
+pub(crate) fn agrees_with_the_header(name: &str, program: &str) {
     let compiles = |text: &str| {
-        let directory = std::env::temp_dir().join(format!("uverbs-abi-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("uverbs-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let source = directory.join("layout.c");
+        let source = directory.join("assertions.c");
         std::fs::write(&source, text).unwrap();
         let output = Command::new("cc").args(["-fsyntax-only", "-Wall"]).arg(&source).output();
         let _ = std::fs::remove_dir_all(&directory);
@@ -82,10 +87,10 @@ fn layouts_are_those_of_the_installed_header() {
     if !probe.status.success() {
         return skip("no <infiniband/verbs.h>: install libibverbs-dev");
     }
-    let output = compiles(&program()).unwrap();
+    let output = compiles(program).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // The assertions can fail.
-    let wrong = program().replacen("== ", "== 1 + ", 1);
+    let wrong = program.replacen("== ", "== 1 + ", 1);
     assert!(!compiles(&wrong).unwrap().status.success());
 }
 

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write;
 
 use super::misuse::{Kind, Seen};
+use super::names::named as with_names;
 use crate::abi::*;
 use crate::dv;
 use crate::grown::{self, grown};
@@ -235,9 +236,7 @@ impl Argument for *const c_char {
 unsafe fn pointee<T: std::fmt::Debug>(pointer: *const T, to: &mut String) {
     // SAFETY: the caller's promise.
     match unsafe { pointer.as_ref() } {
-        Some(value) => {
-            let _ = write!(to, "{value:?}");
-        }
+        Some(value) => to.push_str(&with_names(&format!("{value:?}"))),
         None => to.push_str("NULL"),
     }
 }
@@ -308,7 +307,7 @@ macro_rules! parts {
                 }
                 // SAFETY: the verb's argument or result is a struct of this type.
                 let $given = unsafe { grown::read(*self) };
-                to.push_str(&$show);
+                to.push_str(&with_names(&$show));
             }
             fn objects(&self, see: &mut dyn FnMut(Seen)) {
                 let _ = &see;

@@ -10,6 +10,7 @@ mod building;
 mod data;
 mod gone;
 mod misuse;
+mod names;
 mod trace;
 mod words;
 
