@@ -11,6 +11,7 @@ use uverbs_uapi::write::ah::{AhAttr, CreateAh, GlobalRoute as KernelRoute};
 use super::dc_receiver::DcEndpoint;
 use super::endpoint::Endpoint;
 use crate::device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer};
+use crate::device::gid::GidEntry;
 use crate::error::{DestroyError, Error, ErrorKind, Result};
 use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 use crate::memory::pd::ProtectionDomain;
@@ -113,11 +114,7 @@ impl ProtectionDomain {
                 Error::invalid(VERB, "the first 40 bytes are not a routing header")
             })?;
             let table = context.gid_table(port)?;
-            let mut own =
-                table.iter().filter(|entry| (entry.kind == GidKind::RoceV2) == header.is_udp);
-            let own =
-                own.clone().find(|entry| entry.gid.0 == header.destination).or_else(|| own.next());
-            let own = own.ok_or_else(|| {
+            let own = answering(&table, &header).ok_or_else(|| {
                 Error::new(VERB, ErrorKind::NotFound, "no GID of the port fits the datagram")
             })?;
             address.global = Some(GlobalRoute {
@@ -130,6 +127,17 @@ impl ProtectionDomain {
         }
         self.create_ah(&address)
     }
+}
+
+/// The GID that a datagram was sent to. No port has a group's: then the first one of the sender's
+/// family, because the kernel resolves no address between families.
+fn answering<'t>(table: &'t [GidEntry], header: &RoutingHeader) -> Option<&'t GidEntry> {
+    let mut fitting = table.iter().filter(|own| (own.kind == GidKind::RoceV2) == header.is_udp);
+    let is_ipv4 = Gid(header.source).ipv4().is_some();
+    fitting
+        .clone()
+        .find(|own| own.gid.0 == header.destination)
+        .or_else(|| fitting.find(|own| own.gid.ipv4().is_some() == is_ipv4))
 }
 
 fn kernel_address(address: &AddressVector) -> AhAttr {
