@@ -133,10 +133,10 @@ impl Worker {
         files: &[BorrowedFd<'_>],
         timeout: impl FnOnce(&Pacing, u64, Option<u64>) -> Option<u64>,
     ) -> nix::Result<Slept> {
-        let done = shared.work.done();
         // Announced before the look, so that work that comes after the look wakes this thread.
         shared.waker.prepare_sleep();
         let look = self.look(shared, now, whose);
+        self.pace_commands(shared, now);
         let is_over = look.more || look.told || self.left_asleep;
         let slept = if is_over || look.did_work && whose != Whose::Waiting {
             Ok(Slept::Not)
@@ -147,10 +147,11 @@ impl Worker {
         let ready = slept.as_ref().ok().and_then(Slept::ready);
         shared.waker.end_sleep(ready.is_some_and(|ready| ready.waker));
         // Woken by a thread that begins to wait, the next look finds what that thread has rung, and
-        // is the first work if there is any. A command may be followed by a doorbell.
-        if ready.is_some_and(|ready| ready.wire || shared.work.done() != done) {
+        // is the first work if there is any.
+        if ready.is_some_and(|ready| ready.wire) {
             self.pacing.woken(now);
         }
+        self.pace_commands(shared, now);
         slept
     }
 

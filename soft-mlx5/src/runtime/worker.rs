@@ -18,6 +18,8 @@ const BUDGET: u32 = 15;
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) pacing: Pacing,
+    /// How much of what was done the pacing knows.
+    paced: u64,
     incoming: Vec<Packet>,
     /// The last look woke no receivers of acknowledgements that it sent, or left these in the
     /// outbox; the next one wakes them or sends these.
@@ -79,9 +81,11 @@ fn is_acknowledgement(packet: &Packet) -> bool {
 impl Worker {
     pub(super) fn new() -> Self {
         let pacing = Pacing::new(clock::now());
+        let paced = 0;
         let (incoming, left_asleep, deadline, outgoing, pool) = Default::default();
         Self {
             pacing,
+            paced,
             incoming,
             left_asleep,
             files_ready: true,
@@ -113,8 +117,19 @@ impl Worker {
         self.pacing.looked(now, look.did_work, look.polling);
         if look.did_work {
             shared.work.note();
+            self.paced += 1;
         }
         look
+    }
+
+    /// Takes commands for work, whenever they came since the last call: a command may be followed
+    /// by a doorbell, which wakes no thread. `now` may be the time before a long sleep.
+    pub(super) fn pace_commands(&mut self, shared: &Shared, now: u64) {
+        let done = shared.work.done();
+        if self.paced != done {
+            self.paced = done;
+            self.pacing.woken(now.max(clock::now()));
+        }
     }
 
     /// Sends the core's packets on the wire. If receivers `may_wait`, they are not woken now, or

@@ -61,6 +61,7 @@ fn a_thread_that_begins_to_wait_does_not_count_as_work_by_itself() {
     runtime.control(|machine| attach(machine, &region)).unwrap();
     let shared = &*runtime.shared;
     let mut worker = shared.worker.lock().unwrap();
+    worker.pace_commands(shared, 0);
     let later = clock::now() + 10_000_000_000;
     assert!(!worker.look(shared, later, Whose::Waiting).did_work);
     let quiet = worker.pacing.timeout(later, None);
@@ -75,6 +76,39 @@ fn a_thread_that_begins_to_wait_does_not_count_as_work_by_itself() {
     };
     assert_eq!(sleep(&|| shared.sweep_anew()), quiet);
     assert!(sleep(&|| runtime.control(|_| ()).unwrap()) < quiet, "a command");
+}
+
+/// A command may be followed by a doorbell, which wakes no thread.
+#[test]
+fn a_command_counts_as_work_whenever_it_came() {
+    let runtime = runtime(NoWire);
+    let region = Arc::new(UarRegion::new(1).unwrap());
+    runtime.control(|machine| attach(machine, &region)).unwrap();
+    let shared = &*runtime.shared;
+    let mut worker = shared.worker.lock().unwrap();
+    let command = || runtime.control(|_| ()).unwrap();
+    let own = Whose::Own(Pause::Sleep);
+    let mut sleep = |now, during: &dyn Fn()| {
+        worker.pacing = Pacing::new(0);
+        let mut planned = None;
+        let timeout = |pacing: &Pacing, now, deadline| {
+            planned = pacing.timeout(now, deadline);
+            during();
+            Some(0)
+        };
+        worker.look_and_sleep(shared, now, own, &[], timeout).unwrap();
+        (planned, worker.pacing.timeout(clock::now(), None))
+    };
+    let quiet = 20_000_000_000;
+    let (longest, shortest) = (Some(8_000_000), Some(25_000));
+    sleep(quiet, &|| ());
+    assert_eq!(sleep(quiet, &|| ()).0, longest);
+    command();
+    assert_eq!(sleep(quiet, &|| ()).0, shortest, "before the look");
+    assert_eq!(sleep(quiet, &|| ()).0, longest, "once");
+    let (planned, next) = sleep(quiet, &command);
+    assert_eq!(planned, longest);
+    assert!(next < longest, "during the sleep, which began long ago");
 }
 
 fn attach(machine: &mut Machine, region: &Arc<UarRegion>) {
