@@ -23,19 +23,39 @@ struct Cost {
     bytes: u64,
 }
 
-fn main() -> Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let (mut counts, mut json, mut device) = (Vec::new(), false, None);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--json" => json = true,
-            "--device" => device = arguments.next(),
-            count => counts.extend(count.parse::<usize>()),
+/// What the arguments ask for.
+#[derive(Default)]
+struct Arguments {
+    counts: Vec<usize>,
+    json: bool,
+    device: Option<String>,
+}
+
+impl Arguments {
+    /// The first argument that is not understood is the error.
+    fn parse(mut arguments: impl Iterator<Item = String>) -> std::result::Result<Self, String> {
+        let mut asked = Self::default();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--json" => asked.json = true,
+                "--device" => asked.device = Some(arguments.next().ok_or(argument)?),
+                count => asked.counts.push(count.parse().map_err(|_| argument)?),
+            }
         }
+        if asked.counts.is_empty() {
+            asked.counts = DEFAULT.to_vec();
+        }
+        Ok(asked)
     }
-    if counts.is_empty() {
-        counts = DEFAULT.to_vec();
-    }
+}
+
+fn main() -> Result<()> {
+    // cargo adds --bench.
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let Arguments { counts, json, device } = Arguments::parse(arguments).unwrap_or_else(|wrong| {
+        eprintln!("unknown argument {wrong}; there are --json, --device NAME and counts");
+        std::process::exit(2);
+    });
     if !json {
         println!("{:>11} {:>12} {:>12} {:>12}", "queue pairs", "create ns", "destroy ns", "bytes");
     }
