@@ -10,13 +10,12 @@ use crate::failure::{Failure, Outcome};
 use crate::rendezvous::require_version;
 
 /// Incremented with every change that older versions would not understand.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The client's first message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pingpong_version: u32,
-    #[serde(rename = "game")]
     pub(super) plan: Plan,
     /// The client's queue pair, in the library's endpoint encoding, hexadecimal.
     pub(super) endpoint: String,
