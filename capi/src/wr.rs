@@ -72,7 +72,10 @@ pub(crate) struct Building {
     usual: Usual,
     srqn: u32,
     count: usize,
+    /// Without the header of packets to be segmented, which is in `copied`.
     operation: RunTimeOperation<'static>,
+    /// The length of that header.
+    header: usize,
     address: Option<DatagramAddress>,
     /// The configuration of a memory key that is being encoded.
     configuration: Configuration,
@@ -94,6 +97,7 @@ impl Default for Building {
             srqn: NO_SRQ,
             count: 0,
             operation: RunTimeOperation::Send,
+            header: 0,
             address: None,
             configuration: Configuration::default(),
             sges: [Sge::default(); MAX_SGE],
@@ -143,14 +147,24 @@ impl Building {
         }
     }
 
+    /// The recorded operation.
+    fn operation(&self) -> RunTimeOperation<'_> {
+        match self.operation {
+            _ if self.usual.kind.is_usual() => self.usual.operation(),
+            RunTimeOperation::Segmented { offload, mss, .. } => {
+                let header = self.copied.get(..self.header).unwrap_or_default();
+                RunTimeOperation::Segmented { offload, mss, header }
+            }
+            operation => operation,
+        }
+    }
+
     /// The recorded request.
     fn request<T: Posts>(&mut self, stage: Stage) -> Result<SendRequest<'_>, PostError> {
-        let operation = match self.usual.kind.is_usual() {
-            true => self.usual.operation(),
-            false => self.operation,
-        };
-        let is_atomic =
-            matches!(operation, RunTimeOperation::CompareSwap(_) | RunTimeOperation::FetchAdd(_));
+        let is_atomic = matches!(
+            self.operation(),
+            RunTimeOperation::CompareSwap(_) | RunTimeOperation::FetchAdd(_)
+        );
         let inline = stage == Stage::Copied;
         if inline {
             let address = self.copied.as_ptr().expose_provenance() as u64;
@@ -162,6 +176,7 @@ impl Building {
             self.sges[0] = self.sges[0].with_length(8);
         }
         let count = if stage == Stage::Named { 0 } else { self.count };
+        let operation = self.operation();
         let data = self.sges.get(..count).unwrap_or_default();
         let destination = self.destination::<T>(&operation).ok_or(PostError::BadDestination)?;
         let Usual { wr_id, flags, .. } = self.usual;

@@ -546,6 +546,47 @@ static void dynamic_connections(void)
 	CHECK(ibv_destroy_srq(srq) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
+/* Packets to be segmented: each header is copied, so the program may change it right after the call. */
+static void segmented_packets(void)
+{
+	unsigned char header[54];
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO,
+		.cap = { .max_send_wr = 8, .max_send_sge = 1, .max_inline_data = sizeof header } };
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+	struct ibv_qp_ex *ex = qp ? ibv_qp_to_qp_ex(qp) : NULL;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct mlx5dv_qp dv = { .comp_mask = 0 };
+	struct mlx5dv_obj object = { .qp = { .in = qp, .out = &dv } };
+	char *at;
+
+	CHECK(ex && ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT) == 0);
+	for (attr.qp_state = IBV_QPS_RTR; attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
+		CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(mlx5dv_init_obj(&object, MLX5DV_OBJ_QP) == 0);
+	ibv_wr_start(ex);
+	for (int packet = 1; packet <= 2; packet++) {
+		memset(header, packet, sizeof header);
+		ibv_wr_send_tso(ex, header, sizeof header - packet, 100);
+		memset(header, 0xff, sizeof header);
+		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)buffer, 200);
+	}
+	CHECK(ibv_wr_complete(ex) == 0);
+	at = dv.sq.buf;
+	for (int packet = 1; packet <= 2; packet++) {
+		struct mlx5_wqe_ctrl_seg *control = (void *)at;
+		struct mlx5_wqe_eth_seg *segment = (void *)(control + 1);
+		memset(header, packet, sizeof header);
+		CHECK(control->opmod_idx_opcode >> 24 == MLX5_OPCODE_TSO && be16toh(segment->mss) == 100);
+		CHECK(be16toh(segment->inline_hdr_sz) == sizeof header - packet);
+		CHECK(memcmp(segment->inline_hdr_start, header, sizeof header - packet) == 0);
+		at += (((be32toh(control->qpn_ds) & 0x3f) + 3) & ~3u) * 16;
+	}
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 int main(void)
 {
 	alarm(300);
@@ -561,6 +602,7 @@ int main(void)
 	what_the_device_says();
 	what_is_not_there();
 	encoded_requests();
+	segmented_packets();
 	dynamic_connections();
 	close_soft();
 	puts("kept");

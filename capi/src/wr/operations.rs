@@ -329,9 +329,7 @@ pub(super) unsafe extern "C" fn send_tso<T: Posts, const SENDS: bool>(
         if !building.copy(std::iter::once((header.cast_const().cast(), length.into()))) {
             return building.fail(libc::EINVAL);
         }
-        // `Building` stays at its address as long as the queue pair lives.
-        let header = std::slice::from_raw_parts(building.copied.as_ptr(), length.into());
-        building.operation = RunTimeOperation::Segmented { offload, mss, header };
+        building.header = length.into();
     }
 }
 
