@@ -16,9 +16,14 @@ const MORE_BYTES: f64 = 400.0 * 65536.0;
 /// Nanoseconds of a tick of /proc/stat (`USER_HZ` is 100).
 const TICK: f64 = 1e7;
 
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case { word: "polled", name: "one way of 64 bytes, SEND, polling, µs", scale: 1.0 },
     Case { word: "awaited", name: "one way of 64 bytes, SEND, with events, µs", scale: 1.0 },
+    Case {
+        word: "replaced",
+        name: "one way of 64 bytes, SEND, with events, drop-in library, µs",
+        scale: 1.0,
+    },
     Case { word: "rate", name: "SENDs of 64 bytes, thousands per second", scale: 1e3 },
     Case { word: "bandwidth", name: "WRITEs of 64 KiB, MB per second", scale: 1.0 },
     Case {

@@ -79,9 +79,11 @@ impl Bench {
         packages.unpack("bookworm", USERLAND, true, &root.join(OLDER))?;
         packages.unpack("bookworm", &["coreutils"], false, &root.join("coreutils"))?;
         let mut programs = build(options)?;
-        let wants_drop_in = options.wants(Group::DropIn);
-        let drop_in =
-            wants_drop_in.then(|| programs::build_drop_in(&root.join("drop-in"))).transpose()?;
+        let [wants_drop_in, measures] =
+            [Group::DropIn, Group::SoftRoce].map(|one| options.wants(one));
+        let drop_in = (wants_drop_in || measures)
+            .then(|| programs::build_drop_in(&root.join("drop-in")))
+            .transpose()?;
         if wants_drop_in {
             programs.push(programs::build_c(workspace(), suite::KEYS, &root.join("drop-in"))?);
             packages.unpack("trixie", USERLAND, true, &root.join(NEWER))?;
@@ -173,6 +175,7 @@ impl Bench {
         for (clock, suffix, tests) in guests {
             let mut plan = Plan::new(kernel, Port::Roce, Place::SoftRoce, suffix, tests);
             plan.devices.clear();
+            plan.drop_in = Some(DropIn::WithHostLibraries);
             plan.clock = clock;
             let guest = self.guest(&plan)?;
             console.push_str(&guest.console);

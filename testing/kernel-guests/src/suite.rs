@@ -534,10 +534,14 @@ P="ibv_rc_pingpong -e -s 64 -n 300"
 awaited() {
     case $1 in
         rxe) play "$P -d rxe0 $THEIRS" "$P -d rxe0 $THEIRS 10.0.0.1" ;;
-        uverbs_soft) play "$RUN $P -g 1" "$ours3 $P -g 1 10.0.0.2" ;;
-        mixed) play "$P -d rxe0 $THEIRS" "$RUN $P -g 1 10.0.0.1" ;;
-    esac > /tmp/out || { cat /tmp/out; return 1; }
-    echo "@@ figure awaited $1 $(awk '/usec/ { print $(NF - 1) / 2 }' /tmp/client)"
+        uverbs_soft) play "$2 $P -g 1" "$3 $P -g 1 10.0.0.2" ;;
+        mixed) play "$P -d rxe0 $THEIRS" "$2 $P -g 1 10.0.0.1" ;;
+    esac > /tmp/out || { cat /tmp/out >&2; return 1; }
+    awk '/usec/ { print $(NF - 1) / 2 }' /tmp/client
+}
+replaced() {
+    echo "/bin/ip netns exec soft /bin/busybox env LD_LIBRARY_PATH=/drop-in UVERBS_DEVICE=soft \
+        UVERBS_SOFT_ADDRESS=$1"
 }
 busy() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
 timed() {
@@ -554,8 +558,16 @@ processor() {
     echo "@@ figure processor $1 $((ticks - few))"
 }
 for turn in 1 2 3; do
+    figure=$(awaited rxe) || exit 1
+    echo "@@ figure awaited rxe $figure"
+    echo "@@ figure replaced rxe $figure"
+    for who in uverbs_soft mixed; do
+        figure=$(awaited $who "$RUN" "$ours3") || exit 1
+        echo "@@ figure awaited $who $figure"
+        figure=$(awaited $who "$(replaced 10.0.0.2)" "$(replaced 10.0.0.3)") || exit 1
+        echo "@@ figure replaced $who $figure"
+    done
     for who in rxe uverbs_soft mixed; do
-        awaited $who || exit 1
         $who "ib_send_bw -n 2000 -s 64" > /tmp/out || { cat /tmp/out; exit 1; }
         echo "@@ figure rate $who $(column 5)"
         $who "ib_write_bw -n 500 -s 65536" > /tmp/out || { cat /tmp/out; exit 1; }
@@ -565,6 +577,7 @@ for turn in 1 2 3; do
     for what in "awaited 300" "rate 2000" "bandwidth 500"; do
         figure=$(udp $what) || exit 1
         echo "@@ figure ${what% *} udp $figure"
+        [ "${what% *}" != awaited ] || echo "@@ figure replaced udp $figure"
     done
     processor udp || exit 1
 done
