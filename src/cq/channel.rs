@@ -32,6 +32,7 @@ use zerocopy::FromBytes;
 
 use crate::device::context::Context;
 use crate::error::{Error, Result};
+use crate::host::channel::readable;
 use crate::host::events::{EventFile, Holder, ObjectId, Observer, Registry};
 
 const GET: &str = "get_cq_event";
@@ -89,11 +90,12 @@ impl CompletionChannel {
     }
 
     /// Waits until [`try_get_event`](Self::try_get_event) may have an event or one of `others` is
-    /// readable, `timeout` at most; whether there is one. A software device hands this thread an
-    /// event without making the file readable, so call `try_get_event` after each success.
+    /// readable, for `timeout` at most, and returns whether one is. A software device does its work
+    /// in this thread meanwhile, and hands it an event without making the channel's file readable:
+    /// call `try_get_event` after each success.
     ///
     /// # Errors
-    /// As [`Context::wait_readable`].
+    /// `Interrupted` by a signal; else errors of `poll(2)`.
     pub fn wait_event(&self, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool> {
         let files = [&[self.as_fd()], others].concat();
         self.wait(&files, timeout).map_err(|errno| Error::os(GET, errno))
@@ -102,7 +104,7 @@ impl CompletionChannel {
     fn wait(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> nix::Result<bool> {
         match &self.inner.file.handed {
             Some(handed) => handed.wait(files, timeout),
-            None => self.inner.context.commands().channel().wait_readable(files, timeout),
+            None => readable(files, timeout),
         }
     }
 

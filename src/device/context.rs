@@ -2,9 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use uverbs_mlx5::mmio::InChild;
@@ -244,26 +242,6 @@ impl Context {
     /// ```
     pub fn poll_idle(&self) {
         self.inner.commands.channel().poll_idle();
-    }
-
-    /// `poll(2)` for reading: waits until one of `files` is readable, for `timeout` at most, and
-    /// returns whether one is.
-    ///
-    /// Meant for a program that sleeps on completion channels together with other files. A software
-    /// device does its work in the calling thread meanwhile, so a packet wakes this thread without
-    /// waking the device's own thread first.
-    /// [`CompletionChannel::get_event`](crate::CompletionChannel::get_event) does the same for one
-    /// channel.
-    ///
-    /// # Errors
-    /// `Interrupted` by a signal; else errors of `poll(2)`.
-    pub fn wait_readable(
-        &self,
-        files: &[BorrowedFd<'_>],
-        timeout: Option<Duration>,
-    ) -> Result<bool> {
-        let channel = self.inner.commands.channel();
-        channel.wait_readable(files, timeout).map_err(|errno| Error::os("poll", errno))
     }
 
     /// The driver's own limits, as it gave them at open. For the C library, not part of the stable

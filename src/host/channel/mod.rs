@@ -28,7 +28,7 @@ pub use sysfs::Roots;
 pub(crate) use sysfs::{Entry, node_guid, scan};
 
 /// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over.
-pub(super) fn readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno> {
+pub(crate) fn readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno> {
     let mut fds: Vec<_> = files.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
     // Rounded up, so that a caller that tries again does not spin.
     let timeout = timeout.map_or(PollTimeout::NONE, |time| {
@@ -72,7 +72,8 @@ pub(crate) enum AtDrop {
 
 /// Events that are not in the file of their channel.
 pub(crate) trait Handed: fmt::Debug + Send + Sync {
-    /// As [`Channel::wait_readable`], until [`Handed::read`] or the first of `files` has an event.
+    /// As [`readable`], until [`read`](Self::read) or the first of `files` has an event. Does the
+    /// device's work meanwhile.
     fn wait(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno>;
 
     /// Reads one. Returns its length.
@@ -104,19 +105,6 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
     /// device makes progress in the calling thread.
     fn poll_idle(&self) {
         std::hint::spin_loop();
-    }
-
-    /// As [`readable`]. A device that is driven by this process does its work in the calling thread
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// As `poll(2)`.
-    fn wait_readable(
-        &self,
-        files: &[BorrowedFd<'_>],
-        timeout: Option<Duration>,
-    ) -> Result<bool, Errno> {
-        readable(files, timeout)
     }
 
     /// What a thread that waits for events of this completion channel is handed by a device that

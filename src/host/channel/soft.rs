@@ -144,14 +144,6 @@ impl Channel for SoftChannel {
         self.file.refresh_clock();
     }
 
-    fn wait_readable(
-        &self,
-        files: &[BorrowedFd<'_>],
-        timeout: Option<Duration>,
-    ) -> std::result::Result<bool, Errno> {
-        self.file.wait_readable(files, timeout).map(|found| found.is_some())
-    }
-
     fn handed(&self, channel: BorrowedFd<'_>) -> Option<Arc<dyn Handed>> {
         Some(Arc::new(self.file.event_reader(channel)?))
     }
