@@ -10,6 +10,7 @@
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
+use std::sync::LazyLock;
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -18,6 +19,13 @@ use nix::sys::time::TimeSpec;
 /// Signals that an instruction causes, which cannot wait.
 const AT_ONCE: [Signal; 5] =
     [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGTRAP];
+
+/// All signals but those that cannot wait.
+static ALL: LazyLock<SigSet> = LazyLock::new(|| {
+    let mut all = SigSet::all();
+    AT_ONCE.iter().for_each(|signal| all.remove(*signal));
+    all
+});
 
 /// Which signal a write sends that fails with an errno.
 const OF_WRITES: [(Errno, Signal); 2] =
@@ -45,8 +53,7 @@ impl SignalsBlocked {
     /// # Errors
     /// None is known.
     pub fn new() -> nix::Result<Self> {
-        let mut all = SigSet::all();
-        AT_ONCE.iter().for_each(|signal| all.remove(*signal));
+        let all = *ALL;
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let outer = KEPT.replace(Some(waiting(&before)));
         Ok(Self { all, before, outer, _thread: PhantomData })
