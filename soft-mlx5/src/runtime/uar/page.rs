@@ -181,7 +181,11 @@ impl Page {
     /// Rings the queues that the written words name. Looks at all words, or at those that are
     /// likely to have been written. Returns whether one was.
     fn named(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) -> bool {
-        let words = if all { ALL } else { self.likely() };
+        let words = match all {
+            true if !self.is_written() => 0,
+            true => ALL,
+            false => self.likely(),
+        };
         self.silent = self.silent.saturating_add(1);
         self.armed = self.armed.saturating_sub(1);
         let mut rang = 0;
@@ -190,6 +194,11 @@ impl Page {
         }
         REGISTERS.into_iter().for_each(|register| self.note_written(register, rang & register));
         rang != 0
+    }
+
+    /// Whether any word was written since the last time.
+    fn is_written(&self) -> bool {
+        WORDS.iter().any(|offset| self.uar.word(*offset).load(Ordering::Relaxed) != 0)
     }
 
     /// Notes which words of a register were found written, as bits.
