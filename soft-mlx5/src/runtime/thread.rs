@@ -17,6 +17,9 @@ use super::worker::{Whose, Worker};
 use super::{Shared, clock, lock};
 use crate::signals;
 
+/// As many files as most devices sleep on: the waker's, and those of a wire.
+const DEVICES_FILES: usize = 6;
+
 /// How often the thread yields while a command waits for a lock, before it takes the lock itself.
 const MAX_YIELDS: usize = 1000;
 
@@ -167,7 +170,8 @@ impl Worker {
         if shared.is_wanted() {
             return Ok(Slept::Not);
         }
-        let mut fds: Vec<BorrowedFd<'_>> = files.to_vec();
+        let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(files.len() + DEVICES_FILES);
+        fds.extend_from_slice(files);
         fds.push(shared.waker.as_fd());
         wire.poll_fds(&mut fds);
         let ready = readable(&fds, files.len(), timeout)?;
