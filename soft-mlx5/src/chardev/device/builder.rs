@@ -298,6 +298,7 @@ impl DeviceBuilder {
             clock: ClockPages::new(runtime::now(), options.counter_start)?,
             port_down: AtomicBool::new(false),
             agent: Mutex::default(),
+            ended: Mutex::default(),
         });
         let runtime = Runtime::new(core, wire, waker, host.clone());
         let runtime = if threaded { runtime.start(&options.name)? } else { runtime };

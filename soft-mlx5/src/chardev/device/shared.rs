@@ -1,6 +1,7 @@
 //! The state of a device that all of its open files share.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -150,6 +151,8 @@ pub(super) struct HostSide {
     pub(super) clock: ClockPages,
     pub(super) port_down: AtomicBool,
     pub(super) agent: Mutex<Option<Agent>>,
+    /// The stations of which a process has ended.
+    pub(super) ended: Mutex<HashSet<Station>>,
 }
 
 impl Host for HostSide {
@@ -179,6 +182,7 @@ impl Host for HostSide {
     }
 
     fn peer_ended(&self, station: Station) {
+        lock(&self.ended).insert(station);
         if let Some(agent) = &*lock(&self.agent) {
             agent.peer_ended(station);
         }
@@ -251,6 +255,11 @@ impl DeviceShared {
 
     pub(crate) fn reach(&self) -> &Reach {
         &self.reach
+    }
+
+    /// Whether a process that had the station has ended. Another one may have it since.
+    pub(crate) fn has_ended(&self, gid: Gid) -> bool {
+        Station::from_gid(gid).is_some_and(|station| lock(&self.host.ended).contains(&station))
     }
 
     /// Call this when a context maps a page of the clock. The command wakes the device's thread,

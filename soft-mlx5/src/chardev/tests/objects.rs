@@ -1,6 +1,7 @@
 //! Protection domains, address handles, XRC domains, counters, UARs: lifetimes and refusals.
 
 use std::os::fd::AsRawFd;
+use std::time::Instant;
 
 use nix::errno::Errno;
 use uverbs_uapi::enums::{DriverId, MwType};
@@ -16,6 +17,8 @@ use zerocopy::FromBytes;
 
 use super::super::{Fault, Moment, SoftDevice};
 use super::bench::{Client, Memory, PATIENCE, QpRequest, alone, builder, read_async, wait_for};
+use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, PacketPool, Psn};
+use crate::wire::{Carrier, Link, Network, Wire};
 
 #[test]
 fn pds_have_numbers() {
@@ -112,6 +115,28 @@ fn a_command_that_waits_for_a_neighbour_does_not_block_other_commands() {
         let _neighbour = std::net::UdpSocket::bind((address, 4791)).unwrap();
         waiting.join().unwrap().unwrap();
     });
+}
+
+/// The process has sent a packet, and so the device learns of its end.
+#[test]
+fn a_command_does_not_wait_for_a_neighbour_whose_process_has_ended() {
+    let device = SoftDevice::builder("soft0").neighbour_wait(PATIENCE).build().unwrap();
+    let client = Client::open(&device);
+    let pd = client.alloc_pd();
+    let mut peer = Network::join_apart(Link::Ethernet, Carrier::Memory).unwrap();
+    let mut attr = route(&device, 3);
+    let to = Gid(attr.grh.dgid);
+    attr.grh.dgid = peer.station().gid().0;
+    let mut packet = Packet::new();
+    packet.start(
+        Addressing::roce(peer.station().gid(), to),
+        Bth::new(Opcode(4), 0xffff, 0x11, Psn::new(0)),
+    );
+    peer.send(0, &mut vec![packet], &mut PacketPool::default());
+    drop(peer);
+    let start = Instant::now();
+    assert_eq!(create_ah(&client, pd, attr).map(drop), Err(Errno::ETIMEDOUT));
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
 }
 
 #[test]
