@@ -186,9 +186,9 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `ConnectionRefused` with the peer's
-    /// `uverbs::cm::Rejection` among the sources; `InvalidData` if the peer is not a
-    /// stream; `TimedOut`; `NotFound` if no RDMA device leads to the address; other errors of the
-    /// kernel.
+    /// `uverbs::cm::Rejection` among the sources; `ConnectionReset` if the peer ends once it has
+    /// accepted; `InvalidData` if the peer is not a stream; `TimedOut`; `NotFound` if no RDMA
+    /// device leads to the address; other errors of the kernel.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<Stream> {
         Stream::connect_with(self.check()?, address)
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use uverbs::AccessFlags;
 use uverbs::ErrorKind;
 use uverbs::cm::{Channel, ConnectOptions, Event, EventKind, Id, PortSpace, QpOptions};
@@ -84,8 +85,17 @@ impl<'c> Connecting<'c> {
     /// Establishes the connection.
     pub(crate) fn finish(self, peer: &Offer) -> io::Result<Shared> {
         let mut prepared = self.prepared.ok_or(io::ErrorKind::NotConnected)?;
-        self.id.establish(&mut prepared.qp, &qp_options(self.config))?;
+        self.id.establish(&mut prepared.qp, &qp_options(self.config)).map_err(reset)?;
         Shared::new((self.id, self.channel), prepared, peer, self.config)
+    }
+}
+
+/// A peer that has ended since it accepted: the kernel refuses steps towards it with EINVAL, which
+/// would be `InvalidInput`.
+fn reset(error: uverbs::Error) -> io::Error {
+    match Errno::from_raw(error.errno()) {
+        Errno::EINVAL => io::Error::new(io::ErrorKind::ConnectionReset, error),
+        _ => error.into(),
     }
 }
 

@@ -40,7 +40,7 @@ fn peer() {
 }
 
 fn serve(context: &Context, stage: &str) {
-    if ["asked", "accepted"].contains(&stage) {
+    if ["asked", "accepts_when_told", "accepted"].contains(&stage) {
         return serve_by_steps(context, stage);
     }
     let listener = Config::new().context(context).bind(address_of(context)).unwrap();
@@ -59,8 +59,10 @@ fn serve_by_steps(context: &Context, stage: &str) {
     listening.listen(0).unwrap();
     println!("\naddress {}", listening.local_address().unwrap().unwrap());
     let request = request(&channel);
-    if stage == "asked" {
-        return wait_for_parent();
+    match stage {
+        "asked" => return wait_for_parent(),
+        "accepts_when_told" => wait_for_parent(),
+        _ => {}
     }
     let (mut qp, _cq) = queue_pair(context);
     let private_data = ReplyData::new(&OFFER).unwrap();
@@ -162,6 +164,11 @@ impl Peer {
 
     pub(crate) fn connecting(stage: &str, to: SocketAddr) -> Self {
         Self::start("peer::peer", &format!("connect {stage} {to}"))
+    }
+
+    /// Ends a wait of the process for its parent.
+    pub(crate) fn tell(&mut self) {
+        writeln!(self.input.as_mut().unwrap()).unwrap();
     }
 
     /// Waits until the process has reached its stage.

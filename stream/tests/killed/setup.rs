@@ -1,13 +1,17 @@
 //! The peer is killed before the stream is established.
 
+use std::future::poll_fn;
 use std::io::ErrorKind;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::thread;
 use std::time::Instant;
 
 use uverbs::soft::SoftDevice;
 use uverbs::{Context, Device};
 use uverbs_stream::Config;
+use uverbs_stream::tokio::Stream;
 
 use crate::end::End;
 use crate::peer::{PATIENCE, address_of};
@@ -57,8 +61,11 @@ impl Own {
     /// for event files that the program has closed when it opens one.
     fn has(&self) -> (String, usize) {
         drop(self.context.create_completion_channel().unwrap());
-        let objects = self.soft.inspect(|core| format!("{:?}", core.counts())).unwrap();
-        (objects, std::fs::read_dir("/proc/self/fd").unwrap().count())
+        (self.objects(), std::fs::read_dir("/proc/self/fd").unwrap().count())
+    }
+
+    fn objects(&self) -> String {
+        self.soft.inspect(|core| format!("{:?}", core.counts())).unwrap()
     }
 }
 
@@ -124,6 +131,37 @@ fn a_server_that_takes_no_note_of_the_confirmation_is_a_reset(own: &Own, end: &i
         let error = end.read(&mut stream, &mut [0; 8]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     });
+}
+
+/// The client takes the answer when its device has noticed the end, as the refusal of another
+/// request shows.
+#[test]
+fn a_server_that_ended_before_its_answer_is_taken_is_a_reset() {
+    let own = Own::new();
+    let (mut peer, to) = Peer::serving("accepts_when_told");
+    let config = own.config();
+    let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(async {
+        let mut connecting = pin!(Stream::connect_with(&config, to));
+        let before = own.objects();
+        while own.objects() == before {
+            let poll = poll_fn(|task| Poll::Ready(connecting.as_mut().poll(task)));
+            assert!(poll.await.is_pending());
+            ::tokio::task::yield_now().await;
+        }
+        peer.wait_until_ready();
+        peer.tell();
+        peer.wait_until_ready();
+        let (before, config) = (own.objects(), config.clone());
+        let other = thread::spawn(move || config.connect(to).err().unwrap());
+        while own.objects() == before {
+            thread::yield_now();
+        }
+        peer.kill();
+        assert_eq!(other.join().unwrap().kind(), ErrorKind::ConnectionRefused);
+        connecting.await.err().unwrap()
+    });
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
 }
 
 /// The client ends before the listener takes its request, or after it.
