@@ -107,6 +107,9 @@ forms! {
 /// Most bytes of data in a request of one block, whatever its header.
 pub(crate) const MAX_SHORT: usize = 64 - 32 - 4;
 
+/// Most blocks of a request on the fast path.
+const MAX_COPIED: u32 = 4;
+
 /// Most bytes of data in a request of two blocks, whatever its header.
 const MAX_OF_TWO: usize = MAX_SHORT + 64;
 
@@ -146,8 +149,12 @@ forms! {
             if queue_pair.send_lock.try_acquire().is_none() {
                 return post_waiting::<T>(qp, wr, bad);
             }
-            if !Usual::post_two_blocks::<T>(sends::<T>(qp), common(qp), wr) {
-                return post_long_held::<T>(qp, wr, bad);
+            let queue = sends::<T>(qp);
+            if !Usual::post_two_blocks::<T>(queue, common(qp), wr) {
+                return match queue.is_open() {
+                    true => post_long_held::<T>(qp, wr, bad),
+                    false => post_reopened::<T, 4, true>(qp, wr, bad),
+                };
             }
             queue_pair.send_lock.release();
             0
@@ -206,11 +213,57 @@ unsafe fn post_held<T: Posts, const BLOCKS: usize>(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
+        if !is_posted::<T, BLOCKS>(qp, wr, inline) {
+            return match (sends::<T>(qp).is_open(), inline) {
+                (true, _) => post_any::<T>(qp, wr, bad),
+                (false, true) => post_reopened::<T, BLOCKS, true>(qp, wr, bad),
+                (false, false) => post_reopened::<T, BLOCKS, false>(qp, wr, bad),
+            };
+        }
+        Qp::of(qp).send_lock.release();
+        0
+    }
+}
+
+/// Posts one request on the fast path, if that is open for it.
+///
+/// # Safety
+/// As for [`post_one`], and the lock is held.
+#[inline(always)]
+unsafe fn is_posted<T: Posts, const BLOCKS: usize>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    inline: bool,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
         let queue = sends::<T>(qp);
-        let posted = match T::IS_CONNECTED {
+        match T::IS_CONNECTED {
             true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), wr, inline),
             false => Usual::post::<T>(queue, wr, inline),
-        };
+        }
+    }
+}
+
+/// Posts a request that the fast path was not open for, when the lock is held. A program that keeps
+/// its queue full posts each request so: there is space since its last poll.
+///
+/// # Safety
+/// As for [`post_one`].
+#[inline(never)]
+unsafe extern "C" fn post_reopened<T: Posts, const BLOCKS: usize, const INLINE: bool>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let blocks = Usual::blocks::<T, INLINE>(wr);
+        let mut posted = sends::<T>(qp).reopen(blocks.unwrap_or(MAX_COPIED));
+        posted = posted && is_posted::<T, BLOCKS>(qp, wr, INLINE);
+        if !posted || blocks.is_none() {
+            sends::<T>(qp).recompute_fast_limit();
+        }
         if !posted {
             return post_any::<T>(qp, wr, bad);
         }

@@ -10,7 +10,7 @@ use uverbs::qp::{PostFlags, RunTimeOperation};
 use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::Batch;
 use uverbs::{Remote, Sge};
-use uverbs_mlx5::format::{Opcode, U32};
+use uverbs_mlx5::format::{Opcode, U32, WQEBB_SIZE};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{
     AnyAccess, AnySend, Common, Datagram, DcTarget, Header, Inline, Operation, Payload, SendQueue,
@@ -419,6 +419,28 @@ impl Usual {
             }
             let start = || std::ptr::with_exposed_provenance(sge.addr as usize);
             queue.build_inline(common, header, sge.length as usize, start)
+        }
+    }
+
+    /// Blocks of an `ibv_send_wr`, if it is usual and the queue pair connected.
+    ///
+    /// # Safety
+    /// The request is the program's, for a queue pair of type `T`.
+    #[inline(always)]
+    pub(crate) unsafe fn blocks<T: Posts, const INLINE: bool>(
+        wr: *const ibv_send_wr,
+    ) -> Option<u32> {
+        // SAFETY: the caller's request.
+        unsafe {
+            let kind = T::KINDS.get((*wr).opcode as usize)?;
+            if !T::IS_CONNECTED || !kind.is_usual() || (*wr).num_sge != 1 {
+                return None;
+            }
+            if !INLINE {
+                return Some(1);
+            }
+            let header = kind.octowords() * size_of::<u128>() + size_of::<u32>();
+            Some((header + (*(*wr).sg_list).length as usize).div_ceil(WQEBB_SIZE) as u32)
         }
     }
 

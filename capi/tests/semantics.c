@@ -425,6 +425,43 @@ static void depths(struct ibv_cq *cq)
 }
 
 /* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
+/* A queue that is kept full: each completion that is polled lets one request more be posted, whatever its size. */
+static void kept_full(struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_send_sge = 1, .max_inline_data = 200 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_sge sge = { .addr = (uintptr_t)buffer, .lkey = mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+	unsigned random = 1, posted = 0, polled = 0, step;
+
+	CHECK(qp && init.cap.max_inline_data >= 200);
+	connect_to_itself(qp);
+	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 1024;
+	wr.wr.rdma.rkey = mr->rkey;
+	for (step = 0; step < 3000; step++) {
+		random = random * 1103515245 + 12345;
+		sge.length = 1 + (random >> 8) % 200;
+		wr.wr_id = posted;
+		wr.opcode = random >> 16 & 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+		wr.send_flags = IBV_SEND_SIGNALED;
+		if (wr.opcode == IBV_WR_RDMA_WRITE && random >> 18 & 3)
+			wr.send_flags |= IBV_SEND_INLINE;
+		bad = NULL;
+		if (posted - polled < init.cap.max_send_wr) {
+			CHECK(ibv_post_send(qp, &wr, &bad) == 0 && !bad);
+			posted++;
+		} else {
+			CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM && bad == &wr);
+			CHECK(wait_for(cq).wr_id == polled);
+			polled++;
+		}
+	}
+	for (; polled < posted; polled++)
+		CHECK(wait_for(cq).wr_id == polled);
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
 static void sizes_of_entries(void)
 {
 	static const char *const sizes[] = { "64", "128", "100" };
@@ -802,6 +839,7 @@ int main(void)
 	calls_within_calls();
 	resets();
 	depths(cq);
+	kept_full(cq);
 	sizes_of_entries();
 	parent_domains();
 	receivers_of_xrc();

@@ -56,8 +56,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Moves the fast path to the head, and recomputes how far it may go.
+    #[doc(hidden)]
     #[inline(always)]
-    pub(super) fn recompute_fast_limit(&mut self) {
+    pub fn recompute_fast_limit(&mut self) {
         if self.unpublished != 0 || !self.posts_directly() {
             return self.close_at_head();
         }

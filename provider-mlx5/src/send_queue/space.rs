@@ -221,6 +221,33 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         (wr_id, Ok(()))
     }
 
+    /// Whether the fast path is open for a request of one block.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn is_open(&self) -> bool {
+        self.next.has(1)
+    }
+
+    /// Opens the fast path for one request of at most `blocks` blocks, where there is space now
+    /// because requests have completed. Returns whether it did.
+    /// [`recompute_fast_limit`](Self::recompute_fast_limit) has to follow that request, because the
+    /// path stays open for as many blocks.
+    #[doc(hidden)]
+    #[inline(never)]
+    pub fn reopen(&mut self, blocks: u32) -> bool {
+        let is_plain = !self.batch_start.is_open & (self.unpublished == 0) & (self.fence == 0);
+        if !is_plain || !self.posts_directly() {
+            return false;
+        }
+        self.retire();
+        let has_space = self.has_space(self.head, 1);
+        if has_space {
+            self.next = self.ring.next(self.head, self.open_from(self.head, blocks));
+            self.batch_start.high = high(self.head);
+        }
+        has_space
+    }
+
     /// The fast path of a batch that is at [`Next::at`], with space for a request of `blocks`
     /// blocks, if it can take the request.
     #[inline(never)]

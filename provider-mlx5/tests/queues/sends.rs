@@ -56,6 +56,12 @@ fn post_random(sq: &mut Sq<Rc>, random: &mut Random, wr_id: u64) -> Result<(), P
     }
 }
 
+/// Before a post, as the C library does on a queue that is kept full.
+fn reopen_sometimes(sq: &mut Sq<Rc>, random: &mut Random) -> bool {
+    let blocks = 1 + random.below(4) as u32;
+    !sq.queue.is_open() && random.below(2) == 0 && sq.queue.reopen(blocks)
+}
+
 #[test]
 fn laps_of_every_kind_of_request() {
     const RING: u32 = 32;
@@ -68,7 +74,11 @@ fn laps_of_every_kind_of_request() {
     while sq.queue.head() < 70_000 {
         let start = sq.queue.head();
         let before = sq.ring.read(0, RING as usize * 64);
+        let reopened = reopen_sometimes(&mut sq, &mut random);
         let posted = post_random(&mut sq, &mut random, wr_id);
+        if reopened {
+            sq.queue.recompute_fast_limit();
+        }
         let was_full = posted.is_err();
         match posted {
             Ok(()) => {
@@ -346,6 +356,7 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
         let way = ways[random.below(ways.len())];
         let start = sq.queue.head();
         let short = Inline(&long[..8]);
+        let reopened = reopen_sometimes(&mut sq, &mut random);
         // SAFETY: inline data is copied, so no memory is shared.
         let posted = unsafe {
             match way {
@@ -358,6 +369,9 @@ fn bound_is_exact(head: u32, ways: &[usize]) {
                 _ => in_a_list(&mut sq),
             }
         };
+        if reopened {
+            sq.queue.recompute_fast_limit();
+        }
         let blocks = sq.queue.head().wrapping_sub(start);
         if outstanding.len() == 4 {
             assert_eq!((posted, blocks), (Err(PostError::Full), 0), "way {way}");
