@@ -147,10 +147,10 @@ impl Building {
         }
     }
 
-    /// The recorded operation.
+    /// The recorded operation that is not usual. Out of line: usual ones need not pass the header.
+    #[inline(never)]
     fn operation(&self) -> RunTimeOperation<'_> {
         match self.operation {
-            _ if self.usual.kind.is_usual() => self.usual.operation(),
             RunTimeOperation::Segmented { offload, mss, .. } => {
                 let header = self.copied.get(..self.header).unwrap_or_default();
                 RunTimeOperation::Segmented { offload, mss, header }
@@ -161,10 +161,11 @@ impl Building {
 
     /// The recorded request.
     fn request<T: Posts>(&mut self, stage: Stage) -> Result<SendRequest<'_>, PostError> {
-        let is_atomic = matches!(
-            self.operation(),
-            RunTimeOperation::CompareSwap(_) | RunTimeOperation::FetchAdd(_)
-        );
+        let is_atomic = !self.usual.kind.is_usual()
+            && matches!(
+                self.operation,
+                RunTimeOperation::CompareSwap(_) | RunTimeOperation::FetchAdd(_)
+            );
         let inline = stage == Stage::Copied;
         if inline {
             let address = self.copied.as_ptr().expose_provenance() as u64;
@@ -176,7 +177,10 @@ impl Building {
             self.sges[0] = self.sges[0].with_length(8);
         }
         let count = if stage == Stage::Named { 0 } else { self.count };
-        let operation = self.operation();
+        let operation = match self.usual.kind.is_usual() {
+            true => self.usual.operation(),
+            false => self.operation(),
+        };
         let data = self.sges.get(..count).unwrap_or_default();
         let destination = self.destination::<T>(&operation).ok_or(PostError::BadDestination)?;
         let Usual { wr_id, flags, .. } = self.usual;
