@@ -107,8 +107,8 @@ forms! {
 /// Most bytes of data in a request of one block, whatever its header.
 pub(crate) const MAX_SHORT: usize = 64 - 32 - 4;
 
-/// Most blocks of a request on the fast path.
-const MAX_COPIED: u32 = 4;
+/// Most blocks of a request that is copied to the register.
+const MAX_COPIED: usize = 4;
 
 /// Most bytes of data in a request of two blocks, whatever its header.
 const MAX_OF_TWO: usize = MAX_SHORT + 64;
@@ -153,7 +153,7 @@ forms! {
             if !Usual::post_two_blocks::<T>(queue, common(qp), wr) {
                 return match queue.is_open() {
                     true => post_long_held::<T>(qp, wr, bad),
-                    false => post_reopened::<T, 4, true>(qp, wr, bad),
+                    false => post_reopened::<T, true>(qp, wr, bad),
                 };
             }
             queue_pair.send_lock.release();
@@ -216,8 +216,8 @@ unsafe fn post_held<T: Posts, const BLOCKS: usize>(
         if !is_posted::<T, BLOCKS>(qp, wr, inline) {
             return match (sends::<T>(qp).is_open(), inline) {
                 (true, _) => post_any::<T>(qp, wr, bad),
-                (false, true) => post_reopened::<T, BLOCKS, true>(qp, wr, bad),
-                (false, false) => post_reopened::<T, BLOCKS, false>(qp, wr, bad),
+                (false, true) => post_reopened::<T, true>(qp, wr, bad),
+                (false, false) => post_reopened::<T, false>(qp, wr, bad),
             };
         }
         Qp::of(qp).send_lock.release();
@@ -251,7 +251,7 @@ unsafe fn is_posted<T: Posts, const BLOCKS: usize>(
 /// # Safety
 /// As for [`post_one`].
 #[inline(never)]
-unsafe extern "C" fn post_reopened<T: Posts, const BLOCKS: usize, const INLINE: bool>(
+unsafe extern "C" fn post_reopened<T: Posts, const INLINE: bool>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -259,9 +259,9 @@ unsafe extern "C" fn post_reopened<T: Posts, const BLOCKS: usize, const INLINE: 
     // SAFETY: the caller's promise.
     unsafe {
         let blocks = Usual::blocks::<T, INLINE>(wr);
-        let mut posted = sends::<T>(qp).reopen(blocks.unwrap_or(MAX_COPIED));
-        posted = posted && is_posted::<T, BLOCKS>(qp, wr, INLINE);
-        if !posted || blocks.is_none() {
+        let is_open = sends::<T>(qp).reopen(blocks.unwrap_or(MAX_COPIED as u32));
+        let posted = is_open && is_posted::<T, MAX_COPIED>(qp, wr, INLINE);
+        if is_open && (!posted || blocks.is_none()) {
             sends::<T>(qp).recompute_fast_limit();
         }
         if !posted {

@@ -424,7 +424,6 @@ static void depths(struct ibv_cq *cq)
 	CHECK(made && ibv_destroy_srq(made) == 0);
 }
 
-/* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
 /* A queue that is kept full: each completion that is polled lets one request more be posted, whatever its size. */
 static void kept_full(struct ibv_cq *cq)
 {
@@ -462,6 +461,7 @@ static void kept_full(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
 static void sizes_of_entries(void)
 {
 	static const char *const sizes[] = { "64", "128", "100" };

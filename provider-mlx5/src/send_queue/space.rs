@@ -230,8 +230,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 
     /// Opens the fast path for one request of at most `blocks` blocks, where there is space now
     /// because requests have completed. Returns whether it did.
-    /// [`recompute_fast_limit`](Self::recompute_fast_limit) has to follow that request, because the
-    /// path stays open for as many blocks.
+    ///
+    /// Then [`recompute_fast_limit`](Self::recompute_fast_limit) has to follow, unless a request of
+    /// exactly `blocks` blocks was posted: the path stays open for the others, and requests of
+    /// fewer blocks would be more than may be outstanding.
     #[doc(hidden)]
     #[inline(never)]
     pub fn reopen(&mut self, blocks: u32) -> bool {
