@@ -129,6 +129,10 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     let blocking = Blocking::of(channel.base.fd);
     let works = blocking == Blocking::Waits && channel.library.context().as_fd().is_none();
     loop {
+        if works {
+            // SAFETY: a call without arguments; nothing here has to be dropped.
+            unsafe { pthread_testcancel() };
+        }
         let taken = match works {
             true => at_work(channel),
             false => uncancelled(|| next_event(channel)),
@@ -143,8 +147,7 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
                 }
                 return 0;
             }
-            // SAFETY: a call without arguments; nothing here has to be dropped.
-            Taken::Gone => unsafe { pthread_testcancel() },
+            Taken::Gone => {}
             Taken::Failed => return -1,
             Taken::Nothing => {
                 if wait(blocking, channel.base.fd) != 0 {
@@ -157,7 +160,7 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
 
 /// Waits for an event and takes it, and does the work of a software device meanwhile: so a packet
 /// wakes this thread, and not the device's first. [`Taken::Gone`] if there is none after
-/// [`LONGEST`] or a signal, [`Taken::Nothing`] if that fails.
+/// [`LONGEST`] or a signal. If it cannot wait, it only takes an event that is there.
 fn at_work(channel: &Channel) -> Taken<*const Cq> {
     let wait = |signals: BorrowedFd<'_>| {
         let waited = channel.library.wait_event(&[signals], Some(LONGEST));
@@ -170,7 +173,7 @@ fn at_work(channel: &Channel) -> Taken<*const Cq> {
     match uncancelled(|| asleep::sleep(wait)) {
         Slept::Until(taken) => taken,
         Slept::Again => Taken::Gone,
-        Slept::Failed => Taken::Nothing,
+        Slept::Failed => uncancelled(|| next_event(channel)),
         Slept::Interrupted => {
             refused(libc::EINTR);
             Taken::Failed

@@ -126,7 +126,8 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
 /// The result of taking an event.
 pub(crate) enum Taken<E> {
     Event(E),
-    /// An event of an object that was destroyed.
+    /// Nothing yet, so the caller tries again: an event of an object that was destroyed, or the end
+    /// of a wait that a signal or the time ended.
     Gone,
     Nothing,
     /// errno is set.

@@ -4,6 +4,7 @@
 #include "common.h"
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 static volatile int handled;
@@ -150,6 +151,97 @@ static void works_for_the_device(struct ibv_comp_channel *channel)
 	CHECK(ibv_destroy_cq(ibv_create_cq(context, 16, NULL, NULL, 0)) == 0);
 }
 
+static struct ibv_send_wr write_here(struct ibv_sge *sge)
+{
+	struct ibv_send_wr wr = { .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED };
+
+	*sge = (struct ibv_sge){ (uintptr_t)buffer, 8, mr->lkey };
+	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
+	wr.wr.rdma.rkey = mr->rkey;
+	return wr;
+}
+
+/* A thread that has not waited before finds no descriptor for its signals, and waits all the same. */
+static void waits_without_descriptors(struct ibv_comp_channel *channel, struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = write_here(&sge), *bad;
+	struct waiter waiter = { channel };
+	struct rlimit limit, few;
+	int files[64], count = 0;
+	pthread_t thread;
+
+	connect_to_itself(qp);
+	CHECK(ibv_req_notify_cq(cq, 0) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	few = limit;
+	few.rlim_cur = 64;
+	CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+	while ((files[count] = open("/dev/null", O_RDONLY)) >= 0)
+		count++;
+	CHECK(errno == EMFILE);
+	/* A thread that never takes its event would hang here. */
+	alarm(120);
+	CHECK(pthread_create(&thread, NULL, wait_for_completion, &waiter) == 0);
+	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+	CHECK(pthread_join(thread, NULL) == 0 && waiter.result == 0);
+	alarm(0);
+	while (count > 0)
+		close(files[--count]);
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	CHECK(wait_for(cq).status == IBV_WC_SUCCESS && ibv_destroy_qp(qp) == 0);
+}
+
+static volatile int taken;
+
+static void *takes_events(void *channel)
+{
+	struct ibv_cq *cq;
+	struct ibv_wc wc;
+	void *cookie;
+
+	for (;;) {
+		CHECK(ibv_get_cq_event(channel, &cq, &cookie) == 0);
+		ibv_ack_cq_events(cq, 1);
+		CHECK(ibv_req_notify_cq(cq, 0) == 0);
+		while (ibv_poll_cq(cq, 1, &wc) > 0)
+			;
+		__atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
+	}
+	return NULL;
+}
+
+/* Events that never stop coming do not keep a thread from being cancelled. */
+static void is_cancelled_between_events(struct ibv_comp_channel *channel, struct ibv_cq *cq)
+{
+	struct ibv_qp *qp = make_qp(cq, 4, 0);
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = write_here(&sge), *bad;
+	struct ibv_wc wc;
+	pthread_t thread;
+	void *result;
+	int cancelled = 0;
+
+	connect_to_itself(qp);
+	CHECK(ibv_req_notify_cq(cq, 0) == 0);
+	CHECK(pthread_create(&thread, NULL, takes_events, channel) == 0);
+	alarm(120);
+	while (pthread_tryjoin_np(thread, &result) != 0) {
+		/* The queue may be full. */
+		(void)ibv_post_send(qp, &wr, &bad);
+		if (!cancelled && __atomic_load_n(&taken, __ATOMIC_RELAXED) > 20) {
+			CHECK(pthread_cancel(thread) == 0);
+			cancelled = 1;
+		}
+		sched_yield();
+	}
+	alarm(0);
+	CHECK(cancelled && result == PTHREAD_CANCELED && ibv_destroy_qp(qp) == 0);
+	while (ibv_poll_cq(cq, 1, &wc) > 0)
+		;
+}
+
 int main(void)
 {
 	struct ibv_comp_channel *channel;
@@ -165,6 +257,8 @@ int main(void)
 	is_interrupted(wait_for_event, NULL);
 	works_for_the_device(channel);
 	waits_on(channel, cq);
+	waits_without_descriptors(channel, cq);
+	is_cancelled_between_events(channel, cq);
 	CHECK(ibv_destroy_cq(cq) == 0 && channel->refcnt == 0 && ibv_destroy_comp_channel(channel) == 0);
 	close_soft();
 	puts("kept");
