@@ -128,13 +128,17 @@ impl Runtime {
         let nanoseconds = timeout.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
         let until = nanoseconds.map(|time| now.saturating_add(time));
         let mut wait = Wait { files, expected, until, apart: APART.0, done: None };
+        let has_come = || expected.is_some_and(Expected::has_come);
+        if has_come() {
+            return Ok(Some(0));
+        }
         if !self.is_here() {
             return wait.without_device(None);
         }
         let waited = catch_unwind(AssertUnwindSafe(|| wait.with_device(&self.shared)));
         waited.unwrap_or_else(|_| {
             self.shared.fail();
-            wait.without_device(None)
+            if has_come() { Ok(Some(0)) } else { wait.without_device(None) }
         })
     }
 }
@@ -177,7 +181,10 @@ impl Wait<'_> {
                 // The thread that has it may be asleep. It is woken to see what this thread rang;
                 // if it is the device's own thread, it then leaves the device to this one.
                 shared.standby.note_wait(now.saturating_add(apart_for(Some(self.apart))));
-                shared.sweep_anew();
+                // Later, this thread would only wake another one that waits as long as itself.
+                if self.apart < APART.1 {
+                    shared.sweep_anew();
+                }
                 return self.stay_apart();
             }
         };

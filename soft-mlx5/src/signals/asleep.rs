@@ -104,7 +104,7 @@ impl Arrivals {
     }
 
     /// Keeps the file unless the program has closed it. A sleep that an event ends does not check:
-    /// if the descriptor is another file, one of the next sleeps takes [`LONGEST`] and ends here.
+    /// if the descriptor is another file, no signal wakes one of the next sleeps, which ends here.
     fn keep_if_ours(mut self) {
         if self.is_ours() {
             self.keep();

@@ -26,7 +26,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::{self, ThreadId};
 
 use nix::errno::Errno;
 use nix::sys::uio;
@@ -50,6 +49,16 @@ impl Source {
     }
 }
 
+thread_local! {
+    /// Its address tells threads apart. It needs no destructor, so it is there until the thread is
+    /// gone, also for destructors and exit handlers that raise an event.
+    static THREAD: u8 = const { 0 };
+}
+
+fn this_thread() -> usize {
+    THREAD.with(|thread| std::ptr::from_ref(thread).addr())
+}
+
 /// A record, and the object that reported it; `None` for events of the device.
 #[derive(Debug)]
 struct Queued {
@@ -66,7 +75,7 @@ struct Inner {
     /// Records that did not fit in the pipe.
     waiting: VecDeque<Queued>,
     /// The thread that takes the next record itself, if it raises it and no older one is unread.
-    expecting: Option<ThreadId>,
+    expecting: Option<usize>,
     /// The record that it raised. It is older than the others.
     handed: Option<Queued>,
     /// The stream ends after the waiting records.
@@ -162,7 +171,7 @@ impl EventQueue {
     /// [`take_handed`](Self::take_handed). [`has_come`](Self::has_come) ends that.
     pub(crate) fn expect(&self) {
         let mut inner = self.lock();
-        inner.expecting = inner.is_read().then(|| thread::current().id());
+        inner.expecting = inner.is_read().then(this_thread);
     }
 
     /// Whether there is a record to be taken.
@@ -221,7 +230,7 @@ impl Inner {
     /// True if the pipe was not full before and is now.
     fn append(&mut self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
         let queued = Queued { record: record.to_vec(), source: source.cloned() };
-        if self.expecting.take_if(|thread| *thread == thread::current().id()).is_some()
+        if self.expecting.take_if(|thread| *thread == this_thread()).is_some()
             && self.written.is_empty()
             && self.waiting.is_empty()
         {
@@ -252,8 +261,11 @@ impl Inner {
         }
     }
 
-    /// Whether the program has read all records.
+    /// Whether the program has read all records, and the stream does not end.
     fn is_read(&mut self) -> bool {
+        if self.ending || self.pipe.is_none() {
+            return false;
+        }
         if !self.written.is_empty() {
             self.count_all_read();
         }

@@ -129,7 +129,7 @@ fn resolve(device: &DeviceShared, source: Option<GidEntry>, destination: Gid) ->
 
 /// Waits until a neighbour has the GID, as long as the kernel does
 /// (`rdma_addr_find_l2_eth_by_grh`), or until the device is removed. Not for a peer whose process
-/// has ended: the kernel does not wait then, because the peer's machine is still a neighbour.
+/// has ended. (In the kernel the command succeeds then: the peer's machine is still a neighbour.)
 pub(crate) fn await_neighbour(device: &DeviceShared, destination: Gid) {
     let end = Instant::now() + device.options().neighbour_wait;
     let is_over = || device.is_removed() || device.has_ended(destination) || Instant::now() >= end;

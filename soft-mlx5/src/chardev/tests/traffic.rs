@@ -258,6 +258,7 @@ fn a_thread_that_raises_the_event_it_waits_for_is_handed_it() {
     arm(&pair);
     send(&pair);
     assert_eq!(reader.wait(&[channel.as_fd()], None), Ok(Some(0)));
+    assert_eq!(reader.wait(&[channel.as_fd()], None), Ok(Some(0)), "it was not taken");
     let in_file = file.wait_readable(&[channel.as_fd()], Some(Duration::ZERO));
     assert_eq!((in_file, reader.read(&mut record)), (Ok(None), Some(8)));
     assert_eq!(reader.read(&mut record), None);

@@ -175,6 +175,17 @@ fn a_closed_queue_ends_after_its_last_record() {
 }
 
 #[test]
+fn nothing_is_handed_over_after_the_end_of_the_stream() {
+    let (queue, mut file) = queue();
+    queue.push(&[1; 8], None);
+    queue.close();
+    queue.expect();
+    queue.push(&[2; 8], None);
+    assert!(!queue.has_come());
+    assert_eq!(read(&mut file), 1);
+}
+
+#[test]
 fn a_queue_knows_that_its_reader_is_closed() {
     let (queue, file) = queue();
     assert!(identity(file.as_raw_fd()) == Ok(queue.identity()) && !queue.abandoned());
