@@ -3,8 +3,8 @@
 //! The C function only reads the channel's file. A packet would wake the device's thread, and that
 //! would wake the program: two thread switches per message, each of which has to wait for a time
 //! slice on a busy machine. Instead, the program's thread sleeps on the device's files and the
-//! channel's at once, as [`OpenFile::wait_readable`] does for programs of the Rust library. Then
-//! the C function finds its event. How signals are treated: [`asleep`].
+//! channel's at once ([`OpenFile::wait_readable`]). Then the C function finds its event. How
+//! signals are treated: [`asleep`].
 //!
 //! [`OpenFile::wait_readable`]: uverbs_soft::chardev::OpenFile::wait_readable
 

@@ -97,6 +97,7 @@ impl CompletionChannel {
     /// # Errors
     /// `Interrupted` by a signal; else errors of `poll(2)`.
     pub fn wait_event(&self, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool> {
+        self.inner.file.registry.require_opener(GET)?;
         let files = [&[self.as_fd()], others].concat();
         self.wait(&files, timeout).map_err(|errno| Error::os(GET, errno))
     }
