@@ -5,13 +5,12 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use uverbs::CompletionChannel;
 use uverbs::events::ObjectId;
-use uverbs_soft::signals::asleep::{self, Slept};
+use uverbs_soft::signals::asleep::{self, LONGEST, Slept};
 
 use crate::abi::*;
 use crate::context::Context;
@@ -19,9 +18,6 @@ use crate::cq::Cq;
 use crate::events::{Blocking, Taken, uncancelled, wait};
 use crate::lock::Shared;
 use crate::result::{failed, null, refused};
-
-/// How long a thread that works for a software device waits before it may be cancelled.
-const LONGEST: Duration = Duration::from_millis(100);
 
 unsafe extern "C-unwind" {
     /// `pthread_testcancel(3)`.

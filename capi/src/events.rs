@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use uverbs::ErrorKind;
 use uverbs::events::{AsyncEvent, EventSource};
+use uverbs_soft::signals::asleep::ends_a_read;
 
 use crate::abi::*;
 use crate::context::{Context, Object};
@@ -84,17 +85,9 @@ pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
 fn handlers_restart_calls() -> bool {
     use libc::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
     const CAUSED: [c_int; 7] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS];
-    (1..=libc::SIGRTMAX()).filter(|signal| !CAUSED.contains(signal)).all(restarts_calls)
-}
-
-/// Whether a handler of the signal, if there is one, has `SA_RESTART`.
-fn restarts_calls(signal: c_int) -> bool {
-    // SAFETY: plain data, for which zero is a value.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: changes nothing, and writes the action of the signal.
-    let has_none = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) } != 0
-        || [libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
-    has_none || action.sa_flags & libc::SA_RESTART != 0
+    (1..=libc::SIGRTMAX())
+        .filter(|signal| !CAUSED.contains(signal))
+        .all(|signal| !ends_a_read(signal))
 }
 
 /// `ibv_get_async_event`.

@@ -11,17 +11,13 @@
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use uverbs_soft::signals::asleep::{self, Slept};
+use uverbs_soft::signals::asleep::{self, LONGEST, Slept};
 
 use crate::contexts::{self, Context, Slot};
 use crate::polling;
-
-/// How long one sleep takes at most. The thread checks for `pthread_cancel(3)` between two sleeps.
-const LONGEST: Duration = Duration::from_millis(100);
 
 /// `struct ibv_comp_channel` of `<infiniband/verbs.h>`.
 #[repr(C)]

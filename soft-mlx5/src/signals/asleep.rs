@@ -9,12 +9,16 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::SigSet;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::SignalsBlocked;
+
+/// How long one sleep takes at most. A thread can be cancelled (`pthread_cancel(3)`) between two.
+pub const LONGEST: Duration = Duration::from_millis(100);
 
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +161,7 @@ fn without(all: &SigSet, other: &SigSet) -> SigSet {
 }
 
 /// Whether the signal has a handler without SA_RESTART.
-fn ends_a_read(signal: c_int) -> bool {
+pub fn ends_a_read(signal: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: it only asks, and fills the place for one action if it succeeds.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
