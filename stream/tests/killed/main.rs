@@ -18,6 +18,7 @@ macro_rules! both {
 
 mod end;
 mod established;
+mod http2;
 mod peer;
 #[path = "../../../tests/common/peer.rs"]
 mod process;

@@ -12,6 +12,7 @@ use uverbs::qp_type::Rc;
 use uverbs::{CompletionQueue, Context, QueuePair};
 use uverbs_stream::{Config, Stream};
 
+use crate::http2;
 use crate::process::{Peer, role, wait_for_parent};
 
 /// Bound on a wait that must end; only a defect reaches it.
@@ -34,6 +35,7 @@ fn peer() {
     let context = uverbs::device("soft").unwrap().open().unwrap();
     match role.split(' ').collect::<Vec<_>>()[..] {
         ["serve", stage] => serve(&context, stage),
+        ["connect", "http2", to] => http2::client(&context, to.parse().unwrap()),
         ["connect", stage, to] => connect(&context, stage, to.parse().unwrap()),
         _ => panic!("{role}"),
     }
