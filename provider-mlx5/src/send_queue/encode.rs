@@ -425,32 +425,34 @@ unsafe fn store_octoword(to: *mut Wide, octoword: Octoword, in_words: bool) {
 /// Each length has its own copy of `$use`, in which the blocks' number is a constant.
 macro_rules! composed {
     ($wqe:expr, $blocks:expr, $to:ident, |$composed:ident| $use:expr, $longer:expr) => {
-        match $blocks {
-            1 => {
-                let $composed = [$wqe.put_end($to, 0)];
-                $use
-            }
-            2 => {
-                let $composed = [$wqe.put_inner($to, 0), $wqe.put_end($to, 1)];
-                $use
-            }
-            3 => {
-                let $composed =
-                    [$wqe.put_inner($to, 0), $wqe.put_inner($to, 1), $wqe.put_end($to, 2)];
-                $use
-            }
-            4 => {
-                let $composed = [
-                    $wqe.put_inner($to, 0),
-                    $wqe.put_inner($to, 1),
-                    $wqe.put_inner($to, 2),
-                    $wqe.put_end($to, 3),
-                ];
-                $use
-            }
-            _ => {
-                crate::hint::cold_path();
-                $longer
+        if $blocks == 1 {
+            let $composed = [$wqe.put_end($to, 0)];
+            $use
+        } else {
+            crate::send_queue::wide::keep_apart();
+            match $blocks {
+                2 => {
+                    let $composed = [$wqe.put_inner($to, 0), $wqe.put_end($to, 1)];
+                    $use
+                }
+                3 => {
+                    let $composed =
+                        [$wqe.put_inner($to, 0), $wqe.put_inner($to, 1), $wqe.put_end($to, 2)];
+                    $use
+                }
+                4 => {
+                    let $composed = [
+                        $wqe.put_inner($to, 0),
+                        $wqe.put_inner($to, 1),
+                        $wqe.put_inner($to, 2),
+                        $wqe.put_end($to, 3),
+                    ];
+                    $use
+                }
+                _ => {
+                    crate::hint::cold_path();
+                    $longer
+                }
             }
         }
     };

@@ -173,12 +173,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         // Does not call the function below, because testing its result costs two instructions here.
         let is_direct = request.is_direct();
         if request.is_short() {
-            if is_direct && self.next.has(short_blocks::<O>()) {
+            if is_direct && self.is_open_for(short_blocks::<O>()) {
                 // SAFETY: open so far.
                 unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
                 return Ok(());
             }
-        } else if is_direct && self.next.has(request.blocks()) {
+        } else if is_direct && self.is_open_for(request.blocks()) {
             // SAFETY: open so far.
             unsafe { self.post_direct(wr_id, *request, request.blocks()) };
             return Ok(());
@@ -187,8 +187,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.post_general(wr_id, operation, payload.again(), flags)
     }
 
-    /// [`SendQueue::post_promised`] of any data, and where space has to be looked for. It measures
-    /// the data again, so that the fast path need not keep the size.
+    #[inline(always)]
+    fn is_open_for(&mut self, blocks: usize) -> bool {
+        if self.next.has(blocks) {
+            return true;
+        }
+        crate::hint::cold_path();
+        self.reopen_for(blocks as u32)
+    }
+
+    /// [`SendQueue::post_promised`] of any data, and where space has to be looked for: a program
+    /// that keeps its queue full posts each request so. It measures the data again, so that the
+    /// fast path need not keep the size.
     #[cold]
     #[inline(never)]
     pub(super) fn post_general<I: RequestId, O: Operation, P: Payload>(
@@ -202,22 +212,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let mut list = SgeList::new();
         let request = payload.request(operation, flags, &self.limits, &mut list)?;
         let blocks = request.blocks();
-        let is_open = self.next.has(blocks);
-        let wr_id = if is_open {
-            wr_id.take()
-        } else {
-            let (wr_id, found) = self.refill(wr_id, blocks as u32);
-            found?;
-            wr_id
-        };
-        if request.is_direct() && self.next.has(blocks) {
+        if request.is_direct() && self.is_open_for(blocks) {
             // SAFETY: open so far.
             unsafe { self.post_direct(wr_id, *request, blocks) };
             return Ok(());
         }
+        let (wr_id, found) = self.find_and_take(wr_id, blocks as u32);
+        found?;
         let mut aside = MaybeUninit::uninit();
         let image = request.image(self.number, &mut aside);
-        // SAFETY: the fast path was open for the blocks, or they were found.
+        // SAFETY: space for the blocks was found.
         unsafe { self.post_claimed(wr_id, image, PostFlags::empty(), request.fences()) };
         Ok(())
     }
@@ -398,8 +402,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The queue is open so far.
     #[inline(always)]
     unsafe fn enter<I: RequestId>(&mut self, wr_id: I, blocks: usize) -> u32 {
-        // Before the queue moves on, because a program's own implementation may panic.
-        let wr_id = wr_id.take();
+        let wr_id = self.next.take(wr_id);
         self.head = self.head.wrapping_add(blocks as u32);
         self.next.entry = self.next.entry.wrapping_add(blocks);
         // SAFETY: the table has an id for each block of the ring; `handle` keeps it. The request
@@ -446,13 +449,17 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 pub(super) struct Open<'q, T: Transport, R: Register, const N: usize>(&'q mut SendQueue<T, R>);
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// The queue, if its fast path is open for such a template.
+    /// The queue, if its fast path is open for such a template, or could be opened.
     #[inline(always)]
     pub(super) fn open_for<const N: usize>(
         &mut self,
         needed: Needed<N>,
     ) -> Option<Open<'_, T, R, N>> {
-        if self.next.fits(needed) { Some(Open(self)) } else { None }
+        if self.next.fits(needed) {
+            return Some(Open(self));
+        }
+        crate::hint::cold_path();
+        if needed.is_direct() && self.reopen_for(N as u32) { Some(Open(self)) } else { None }
     }
 }
 

@@ -486,6 +486,12 @@ impl SendRing {
         Next { base, entry, at, limit: at + open as usize * WQEBB_SIZE }
     }
 
+    /// Whether the block of a counter is the ring's first.
+    #[inline(always)]
+    pub(super) fn is_start(&self, index: u32) -> bool {
+        index & self.mask == 0
+    }
+
     /// The fast path that is at [`Next::at`] and has this limit, where the counter is `index`. (At
     /// the end of its lap [`Next::at`] is above the counter's 16 bits.)
     #[inline(always)]

@@ -5,7 +5,7 @@
 
 use super::batch::high;
 use super::ring::Next;
-use super::wide::copies_pairs;
+use super::wide::{copies_pairs, few_rounds};
 use super::{RequestId, SendQueue, Transport, place};
 use crate::format::WQEBB_SIZE;
 use crate::hint::likely;
@@ -71,6 +71,16 @@ impl Next {
         if blocks == 1 { likely(self.at < self.limit) } else { self.has_bytes(blocks * WQEBB_SIZE) }
     }
 
+    /// Takes the id of the next request, before the queue moves on. A program's own implementation
+    /// may panic, and the fast path may be open for that request alone.
+    #[inline(always)]
+    pub(super) fn take<I: RequestId>(&mut self, wr_id: I) -> u64 {
+        let closes = Closes(self);
+        let wr_id = wr_id.take();
+        core::mem::forget(closes);
+        wr_id
+    }
+
     /// Whether the fast path takes a template. Of one block the compiler knows how many bytes are
     /// needed.
     #[inline(always)]
@@ -80,6 +90,15 @@ impl Next {
             2..=MAX_DIRECT => self.has_bytes(needed.0),
             _ => false,
         }
+    }
+}
+
+/// Closes the fast path when it is dropped.
+struct Closes<'n>(&'n mut Next);
+
+impl Drop for Closes<'_> {
+    fn drop(&mut self) {
+        self.0.limit = 0;
     }
 }
 
@@ -94,6 +113,12 @@ pub(super) struct Needed<const N: usize>(usize);
 impl<const N: usize> Needed<N> {
     /// More than any ring has, and no sum with these overflows.
     pub(super) const NEVER: Self = Self(1 << 24);
+
+    /// Whether the fast path takes the template at all.
+    #[inline(always)]
+    pub(super) fn is_direct(self) -> bool {
+        matches!(N, 1..=MAX_DIRECT) && (N == 1 || self.0 != Self::NEVER.0)
+    }
 
     /// For a request that takes all blocks.
     pub(super) fn all() -> Self {
@@ -142,10 +167,11 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Requests in the ring between two counters at which requests start.
-    #[cold]
+    #[inline(always)]
     pub(super) fn requests_in(&self, start: u32, end: u32) -> u32 {
         let (mut at, mut requests) = (start, 0);
         while (end.wrapping_sub(at) as i32) > 0 {
+            few_rounds();
             at = at.wrapping_add(self.ring.blocks_at(at).max(1));
             requests += 1;
         }
@@ -193,32 +219,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if left > 0 { Ok(()) } else { Err(PostError::Full) }
     }
 
-    /// Finds space for a request of `blocks` blocks at the head, takes its id, and opens the fast
-    /// path if that can take the request. The id is 0 if there is no space. (A pair goes through
-    /// registers, a result with an id through memory.)
+    /// Finds space for a request of `blocks` blocks at the head, and takes its id, which is 0 if
+    /// there is no space. (A pair goes through registers, a result with an id through memory.)
     #[cold]
     #[inline(never)]
-    pub(super) fn refill<I: RequestId>(
+    pub(super) fn find_and_take<I: RequestId>(
         &mut self,
         wr_id: I,
         blocks: u32,
     ) -> (u64, Result<(), PostError>) {
         self.end_batch();
-        let head = self.head;
-        if !self.has_space(head, blocks) {
-            if let Err(reason) = self.search(head, blocks) {
-                return (0, Err(reason));
-            }
+        match self.claim(self.head, blocks) {
+            Ok(()) => (wr_id.take(), Ok(())),
+            Err(reason) => (0, Err(reason)),
         }
-        // This may panic: the fast path is not open for this request's blocks yet.
-        let wr_id = wr_id.take();
-        let is_closed = (self.unpublished != 0) | (self.fence != 0) | !self.posts_directly();
-        let open = self.open_from(head, blocks);
-        if open >= blocks && !is_closed {
-            self.next = self.ring.next(head, open);
-            self.batch_start.high = high(head);
-        }
-        (wr_id, Ok(()))
     }
 
     /// Whether the fast path is open for a request of one block.
@@ -237,17 +251,55 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[doc(hidden)]
     #[inline(never)]
     pub fn reopen(&mut self, blocks: u32) -> bool {
-        let is_plain = !self.batch_start.is_open & (self.unpublished == 0) & (self.fence == 0);
-        if !is_plain || !self.posts_directly() {
+        self.open_again(1, blocks)
+    }
+
+    /// Opens the fast path for one request of `blocks` blocks, where there is space now because
+    /// requests have completed. Returns whether it did.
+    #[inline(never)]
+    pub(super) fn reopen_for(&mut self, blocks: u32) -> bool {
+        self.open_again(blocks, blocks)
+    }
+
+    /// [`reopen`](Self::reopen), if a request of `least` blocks has space.
+    #[inline(always)]
+    fn open_again(&mut self, least: u32, blocks: u32) -> bool {
+        let Self { unpublished, fence, stale, .. } = *self;
+        let is_closed = self.batch_start.is_open | (unpublished != 0) | (fence != 0) | stale;
+        if is_closed || !self.posts_directly() {
             return false;
         }
-        self.retire();
-        let has_space = self.has_space(self.head, 1);
+        if !self.retire() && !self.starts_lap(least) {
+            return false;
+        }
+        if self.requests_open(self.head) == 0 {
+            self.bound = self.head.wrapping_add(self.requests_left(self.head));
+        }
+        let open = self.open_from(self.head, blocks);
+        let has_space = (self.requests_open(self.head) > 0) & (open >= least);
         if has_space {
-            self.next = self.ring.next(self.head, self.open_from(self.head, blocks));
-            self.batch_start.high = high(self.head);
+            self.open_next(open);
         }
         has_space
+    }
+
+    /// Whether the ring's end alone may have closed the fast path for a request of `blocks` blocks.
+    #[inline(always)]
+    fn starts_lap(&self, blocks: u32) -> bool {
+        self.ring.is_start(self.head) && self.free_at(self.head) >= blocks
+    }
+
+    /// Opens the closed fast path at the head for so many blocks. Only at the ring's start is it
+    /// not there yet.
+    #[inline(always)]
+    fn open_next(&mut self, open: u32) {
+        if self.ring.is_start(self.head) {
+            self.next = self.ring.next(self.head, open);
+            self.batch_start.high = high(self.head);
+        } else {
+            debug_assert_eq!(self.next.at, self.ring.next(self.head, 0).at);
+            self.next.limit = self.next.at + open as usize * WQEBB_SIZE;
+        }
     }
 
     /// The fast path of a batch that is at [`Next::at`], with space for a request of `blocks`
@@ -309,22 +361,27 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 
     /// Computes the tail from the poller's published progress. Requests that a batch has built
-    /// after the head cannot have completed, whatever the device says.
+    /// after the head cannot have completed, whatever the device says. Returns whether there was
+    /// progress.
     #[inline]
-    pub(super) fn retire(&mut self) {
+    pub(super) fn retire(&mut self) -> bool {
         let completed = self.state().completed_send();
         if completed == self.seen {
-            return;
+            return false;
         }
         self.seen = completed;
         let outstanding = self.head.wrapping_sub(self.tail);
         // Outstanding requests are still in the ring as they were built, so their length can be
         // read there.
-        let Some(start) = completed_counter(completed, self.head, outstanding) else { return };
+        let Some(start) = completed_counter(completed, self.head, outstanding) else {
+            return false;
+        };
         let end = start.wrapping_add(self.ring.blocks_at(start));
-        if end.wrapping_sub(self.tail) <= outstanding {
+        let is_outstanding = end.wrapping_sub(self.tail) <= outstanding;
+        if is_outstanding {
             self.move_tail(end);
         }
+        is_outstanding
     }
 
     fn move_tail(&mut self, end: u32) {
