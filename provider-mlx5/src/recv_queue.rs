@@ -9,7 +9,7 @@ mod post;
 use crate::doorbell::DoorbellWord;
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
-use crate::queue_state::{QueueState, completed_counter};
+use crate::queue_state::QueueState;
 use crate::request::{Octoword, PostError, Sge};
 use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
@@ -70,8 +70,6 @@ pub struct RecvQueue {
     head_octowords: u32,
     /// Entries minus one.
     mask: u32,
-    /// Entries known to be completed.
-    tail: u32,
     /// What the poller sees of the ring, if inline data of CQEs may have to be copied to buffers.
     shown: Option<Ring>,
     handle: QueueHandle,
@@ -119,7 +117,7 @@ impl RecvQueue {
             return Err(QueueError::BadLimits);
         }
         config.handle.claim(RECEIVES)?;
-        // Nothing is open yet, so that the first receive looks for space.
+        // Nothing is open yet, so that the first receive looks at the state.
         let id = state.recv_table().0;
         let ring = config.memory.as_ptr();
         let shown = Ring::on(config.memory, entries, stride, 16 * config.head_octowords);
@@ -135,7 +133,6 @@ impl RecvQueue {
             max_sge: (octowords - config.head_octowords) as u8,
             head_octowords: config.head_octowords,
             mask: entries - 1,
-            tail: 0,
             shown: shown.filter(|_| config.scatter_to_cqe),
             handle: config.handle,
         };
@@ -179,13 +176,15 @@ impl RecvQueue {
 
     /// Receives that were built and whose completions were not polled.
     pub fn outstanding(&mut self) -> u32 {
-        let head = self.head;
-        let outstanding = head.wrapping_sub(self.tail);
-        let completed = self.state().completed_recv();
-        if let Some(last) = completed_counter(completed, head, outstanding) {
-            self.tail = last.wrapping_add(1);
-        }
-        head.wrapping_sub(self.tail)
+        // A closed queue's block may count another queue's receives by now.
+        u32::from(self.not_completed()).min(self.mask + 1)
+    }
+
+    /// Receives that were built and have not completed. 16 bits tell, because rings have at most
+    /// 2^15 entries. The poller takes completions of outstanding receives only.
+    #[inline(always)]
+    fn not_completed(&self) -> u16 {
+        (self.head as u16).wrapping_sub(self.state().completed_recv()).wrapping_sub(1)
     }
 
     /// Visits the ids of receives whose completions were not polled, oldest first. For cleaning up
@@ -239,7 +238,6 @@ impl RecvQueue {
     pub fn reset(&mut self, handle: QueueHandle) {
         handle.claim_after(&self.handle, RECEIVES);
         self.handle = handle;
-        self.tail = 0;
         self.head = 0;
         self.recheck_state();
         self.doorbell.store(0);
@@ -270,17 +268,56 @@ impl RecvQueue {
         self.handle.state()
     }
 
-    /// Looks for free entries.
-    fn find_space(&mut self) -> Result<(), PostError> {
-        let free = self.free_entries();
-        if free == 0 {
-            return Err(PostError::Full);
+    /// Opens the fast path as far as entries are free now. A queue that is kept full does so for
+    /// each receive. Does nothing if it needs more than a few instructions to know.
+    #[inline(always)]
+    fn open_usual(&mut self) {
+        if !self.handle.may_hold(RECEIVES) && self.state().can_receive() {
+            let free = (self.mask as u16).wrapping_add(1).wrapping_sub(self.not_completed());
+            self.open(free.into());
         }
+    }
+
+    /// [`RecvQueue::open_usual`] for callers that keep other values in registers.
+    #[cold]
+    #[inline(never)]
+    fn extend(&mut self) {
+        self.open_usual();
+    }
+
+    /// Opens the fast path as far as entries are free now.
+    fn find_space(&mut self) -> Result<(), PostError> {
+        if !self.state().can_receive() {
+            return Err(self.state().refusal());
+        }
+        match self.free_entries() {
+            0 => Err(PostError::Full),
+            free => {
+                self.open(free);
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens the fast path for so many entries, or up to the ring's end.
+    #[inline(always)]
+    fn open(&mut self, free: u32) {
         let (slot, entries) = (self.head & self.mask, self.mask + 1);
-        self.front.entry = self.scatter_list(slot);
-        self.front.id = self.state().recv_table().0.wrapping_add(slot as usize);
+        if slot == 0 {
+            self.move_front();
+        }
         self.open = self.front.id.wrapping_add(free.min(entries - slot) as usize);
-        Ok(())
+        if !self.has_lists() {
+            self.limit = self.open;
+        }
+    }
+
+    /// Moves the front to the entry of the next receive. Both fast paths have to be closed.
+    #[inline(always)]
+    fn move_front(&mut self) {
+        let slot = (self.head & self.mask) as usize;
+        self.front.entry = self.scatter_list(self.head);
+        self.front.id = self.state().recv_table().0.wrapping_add(slot);
     }
 }
 

@@ -79,8 +79,8 @@ impl RecvQueue {
     /// Builds one receive after those built before. It is published with them.
     ///
     /// # Errors
-    /// [`PostError::BadState`] in RESET; `TooManySge`, `SgeTooLong`, `Full`. Nothing has been
-    /// stored then.
+    /// [`PostError::BadState`] in RESET; `TooManySge`, `SgeTooLong`, `Full`. Nothing is posted
+    /// then.
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
@@ -136,12 +136,17 @@ impl RecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
+        if !likely(self.front.id < self.limit) {
+            if self.front.id >= self.open {
+                self.extend();
+            }
+            if self.front.id >= self.limit {
+                return false;
+            }
+        }
         // The loads are volatile, so that each change below is one instruction on memory.
         // SAFETY: fields of this queue.
         let id = unsafe { (&raw const self.front.id).read_volatile() };
-        if id >= self.limit {
-            return false;
-        }
         let (wr_id, sge) = request();
         // SAFETY: the front is this queue's, and before the limit.
         unsafe {
@@ -182,28 +187,46 @@ impl RecvQueue {
     /// Nothing was posted to the queue, and no device reads its ring.
     #[doc(hidden)]
     pub unsafe fn continue_at(&mut self, head: u32) {
-        self.tail = head;
         self.head = head;
         self.state().continue_receives(head);
+        self.move_front();
         self.recheck_state();
     }
 
-    /// Builds a receive of any list at any position.
+    /// Builds a receive off the fast path. A queue that is kept full comes here for each receive,
+    /// so this needs few registers: it calls nothing but the function that it ends with.
     ///
     /// # Safety
     /// As for [`RecvQueue::build`].
     #[cold]
     #[inline(never)]
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // Before the checks, because the entry may have been written even if the list is refused.
-        if data.len() > 1 {
-            self.limit = super::WITH_LISTS;
+        if self.front.id >= self.open {
+            self.open_usual();
         }
-        if self.front.id == self.open && !self.state().can_receive() {
-            return Err(self.state().refusal());
+        if self.front.id < self.open {
+            if data.len() > 1 {
+                self.limit = super::WITH_LISTS;
+            }
+            // SAFETY: the front is this queue's, and before `open`.
+            if unsafe { self.front.write_list(wr_id, data, self.max_sge, self.stride) } {
+                self.head = self.head.wrapping_add(1);
+                return Ok(());
+            }
         }
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_any(wr_id, data) }
+    }
+
+    /// Builds a receive of any list at any position, or says why not.
+    ///
+    /// # Safety
+    /// As for [`RecvQueue::build`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn build_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         check_scatter(data, self.max_sge)?;
-        if self.front.id == self.open {
+        if self.front.id >= self.open {
             self.find_space()?;
         }
         // SAFETY: there is a free entry, it holds `max_sge` SGEs, and the data was checked.
@@ -212,8 +235,8 @@ impl RecvQueue {
             self.front.enter(wr_id, self.stride);
         }
         self.head = self.head.wrapping_add(1);
-        if !self.has_lists() {
-            self.limit = self.open;
+        if data.len() > 1 {
+            self.limit = super::WITH_LISTS;
         }
         Ok(())
     }

@@ -229,6 +229,12 @@ impl QueueHandle {
         now
     }
 
+    /// Whether [`QueueHandle::held`] may be more than 0.
+    #[inline(always)]
+    pub(crate) fn may_hold(&self, side: usize) -> bool {
+        self.entry.held[side].load(Ordering::Relaxed) != 0
+    }
+
     /// Stops all completions of the queue: the poller drops its CQEs that are still in a CQ, and
     /// copies none of their data. Call it after the kernel has destroyed or reset the queue, and
     /// before the memory of its rings is freed. The second call has no effect.

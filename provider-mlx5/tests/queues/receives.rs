@@ -7,7 +7,9 @@ use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::recv_queue::RecvRequest;
 use uverbs_mlx5::request::{ListError, MAX_SGE_LENGTH, PostError, Sge};
 
-use crate::device::{Cq, Cqe, Memory, Random, Rq, recv_queue, recv_queue_after, shared_recv_queue};
+use crate::device::{
+    Cq, Cqe, Memory, Random, Rq, recv_queue, recv_queue_after, renew, shared_recv_queue,
+};
 
 const ONE: [Sge; 1] = [Sge::new(0x1000, 64, 7)];
 const TERMINATOR: [u8; 16] = [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -64,6 +66,40 @@ fn a_full_receive_queue_waits(start: u32) {
         assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(1));
         assert_eq!((post(&mut rq), post(&mut rq)), (Ok(()), Err(PostError::Full)));
         assert_eq!(rq.record.word(0), completed.wrapping_add(17) & 0xffff);
+    }
+}
+
+/// A reset leaves the front anywhere in the ring; the device starts over at the first entry.
+#[test]
+fn receives_start_at_the_first_entry_after_a_reset() {
+    let mut cq = Cq::new(64, 64);
+    let mut rq = recv_queue(&cq, 4, 32, false);
+    for posted in [0, 1, 3, 4, 6] {
+        // SAFETY: no device writes to it, now and below.
+        let post = |rq: &mut Rq, id| unsafe { rq.queue.post(id, &[Sge::new(id, 64, 7)]) };
+        for id in 0..posted {
+            if id >= 4 {
+                cq.produce(Cqe::recv(&rq.handle, id as u32 - 4));
+                assert_eq!(cq.queue.poll().map(|done| done.wr_id()), Ok(id - 4));
+            }
+            assert_eq!(post(&mut rq, id), Ok(()));
+        }
+        rq.handle = renew(&rq.handle);
+        rq.queue.reset(rq.handle.clone());
+        assert_eq!(post(&mut rq, 9), Err(PostError::BadState));
+        rq.handle.set_state(QpState::Init);
+        for id in 9..13 {
+            assert_eq!(post(&mut rq, id), Ok(()));
+            let entry = rq.ring.read((id as usize - 9) * 32, 16);
+            assert_eq!(entry[8..], id.to_be_bytes(), "{posted}");
+        }
+        assert_eq!((post(&mut rq, 13), rq.record.word(0)), (Err(PostError::Full), 4));
+        let mut ids = Vec::new();
+        rq.queue.for_each_outstanding(|id| ids.push(id));
+        assert_eq!(ids, [9, 10, 11, 12]);
+        rq.handle = renew(&rq.handle);
+        rq.queue.reset(rq.handle.clone());
+        rq.handle.set_state(QpState::Init);
     }
 }
 
@@ -434,7 +470,7 @@ fn invalid_receives_are_refused_and_change_nothing() {
     let mut srq = shared_recv_queue(&cq, 4, 64, false);
     let long = [Sge::new(0, MAX_SGE_LENGTH + 1, 1)];
     let many = [ONE[0]; 4];
-    let (rings, before) = ((rq.ring, srq.ring), (rq.ring.read(0, 128), srq.ring.read(0, 256)));
+    let (ring, before) = (srq.ring, srq.ring.read(0, 256));
     // SAFETY: no device writes to it, now and below.
     unsafe {
         assert_eq!(rq.queue.build(0, &long), Err(PostError::SgeTooLong));
@@ -443,8 +479,10 @@ fn invalid_receives_are_refused_and_change_nothing() {
         assert_eq!(srq.queue.build(0, &long), Err(PostError::SgeTooLong));
         assert_eq!(srq.queue.build(0, &many), Err(PostError::TooManySge));
         rq.handle.set_state(QpState::Reset);
+        rq.queue.recheck_state();
         assert_eq!(rq.queue.build(0, &ONE), Err(PostError::BadState));
-        assert_eq!((rings.0.read(0, 128), rings.1.read(0, 256)), before);
+        assert_eq!((rq.queue.head(), rq.queue.outstanding()), (0, 0));
+        assert_eq!(ring.read(0, 256), before);
         rq.handle.set_state(QpState::Err);
 
         let request = |data| RecvRequest { wr_id: 1, data };
