@@ -411,7 +411,7 @@ impl SharedRecvQueue {
         let Some(next) = (unsafe { front.take_next(places) }) else { return false };
         let (wr_id, one) = request();
         // SAFETY: just taken.
-        unsafe { front.fill(places, next, wr_id, &one) };
+        unsafe { front.fill(places, next, wr_id, one.octoword()) };
         self.counter = self.counter.wrapping_add(1);
         self.ring();
         true
@@ -431,13 +431,35 @@ impl SharedRecvQueue {
         posted
     }
 
-    /// Builds a receive of any list at any position.
+    /// Builds a receive off the fast path: an empty list as fast as others, as programs post them
+    /// that only want immediate data.
     ///
     /// # Safety
     /// As for [`SharedRecvQueue::build`].
     #[cold]
     #[inline(never)]
     unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
+        if data.is_empty() {
+            let Self { front, places, .. } = &mut *self;
+            // SAFETY: places and front are this queue's.
+            if let Some(next) = unsafe { front.take_next(places) } {
+                // SAFETY: just taken.
+                unsafe { front.fill(places, next, wr_id, octoword(DataSegment::TERMINATOR)) };
+                self.counter = self.counter.wrapping_add(1);
+                return Ok(());
+            }
+        }
+        // SAFETY: passed on to the caller.
+        unsafe { self.build_any(wr_id, data) }
+    }
+
+    /// Builds a receive of any list at any position, or says why not.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn build_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
         if self.state().state() == QpState::Err || self.state().is_inherited() {
             return Err(self.state().refusal());
         }
@@ -571,7 +593,7 @@ impl shared_recv_queue::Front {
                 // SAFETY: passed on to the caller.
                 if let Some(next) = unsafe { self.take_next(places) } {
                     // SAFETY: just taken.
-                    unsafe { self.fill(places, next, wr_id, one) };
+                    unsafe { self.fill(places, next, wr_id, one.octoword()) };
                     return true;
                 }
             }
@@ -593,16 +615,16 @@ impl shared_recv_queue::Front {
         unsafe { places.tables.take_next(&mut self.next) }
     }
 
-    /// Writes a receive of one SGE, which is neither empty nor too long.
+    /// Writes a receive of one SGE, which is neither empty nor too long, or of none: a terminator.
     ///
     /// # Safety
     /// As for [`Self::write`]. `next` was taken.
     #[inline(always)]
-    unsafe fn fill(&mut self, places: &Places, next: u32, wr_id: u64, one: &Sge) {
+    unsafe fn fill(&mut self, places: &Places, next: u32, wr_id: u64, one: Octoword) {
         let (head, entry) = self.moved(places, next);
         // SAFETY: the head belongs to the posting side; it has space for the link and an SGE.
         unsafe {
-            entry.add(1).write(one.octoword());
+            entry.add(1).write(one);
             write_link(entry, next);
             places.tables.record(head, wr_id);
         }
@@ -678,7 +700,7 @@ impl SharedRecvBatch<'_> {
         let Some(next) = (unsafe { self.front.take_next(&self.places) }) else { return false };
         let (wr_id, one) = request();
         // SAFETY: just taken.
-        unsafe { self.front.fill(&self.places, next, wr_id, &one) };
+        unsafe { self.front.fill(&self.places, next, wr_id, one.octoword()) };
         true
     }
 
