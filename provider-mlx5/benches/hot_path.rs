@@ -45,6 +45,8 @@ mod measure;
 mod polls;
 #[path = "hot_path/producer.rs"]
 mod producer;
+#[path = "hot_path/shapes.rs"]
+mod shapes;
 #[path = "hot_path/valgrind.rs"]
 mod valgrind;
 

@@ -23,7 +23,7 @@ use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable};
 
 use super::fixture::{dma, leak, record, register};
 use super::producer::Producer;
-use super::{OPERATIONS, edges, grid_more, measured, polls};
+use super::{OPERATIONS, edges, grid_more, measured, polls, shapes};
 
 /// Blocks of the ring: space for the longest requests of one run, twice.
 const BLOCKS: u32 = 8192;
@@ -279,6 +279,7 @@ pub(crate) fn points() -> Vec<Point> {
     other_registers(&mut points);
     edges::points(&mut points);
     polls::points(&mut points);
+    shapes::points(&mut points);
     points
 }
 

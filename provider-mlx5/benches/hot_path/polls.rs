@@ -51,6 +51,8 @@ enum What {
     Inline,
     /// An error of a receive.
     Error,
+    /// An error of a send.
+    SendError,
     Shared,
     /// One of 16 receives of a queue pair in a session.
     Compressed,
@@ -63,6 +65,8 @@ const IMMEDIATE: &[What] = &[What::Send, What::Immediate];
 const INLINE: &[What] = &[What::Inline];
 const SHARED: &[What] = &[What::Shared];
 const COMPRESSED: &[What] = &[What::Compressed];
+const KINDS: &[What] = &[What::Receive, What::Shared, What::Send];
+const FLUSHED: &[What] = &[What::SendError, What::Error];
 /// One error in 16.
 const ERRORS: &[What] = &{
     let mut forms = [What::Receive; 16];
@@ -108,10 +112,13 @@ impl Many {
         let Self { pairs, device, .. } = self;
         let pair = &mut pairs[at];
         let index = pair.handle.user_index();
-        if let What::Send = what {
+        if let What::Send | What::SendError = what {
             // SAFETY: there is no data.
             unsafe { pair.sends.post(7, Nop, (), PostFlags::SIGNALED) }.expect("space");
-            device.send(index, 0x100, pair.sent);
+            match what {
+                What::Send => device.send(index, 0x100, pair.sent),
+                _ => device.send_error(index, 0x100, pair.sent),
+            }
             pair.sent += 1;
             return;
         }
@@ -292,6 +299,9 @@ pub(crate) fn points(points: &mut Vec<Point>) {
     of_form(points, &sizes, "grh", RECEIVES, |done| done.has_grh().into());
     of_form(points, &sizes, "errors", ERRORS, |done| done.is_success().into());
     of_form(points, &sizes, "srq", SHARED, |_| 0);
+    of_form(points, &sizes, "kinds", KINDS, |_| 0);
+    of_form(points, &sizes, "flushed", FLUSHED, |done| done.is_success().into());
+    of_form(points, &sizes, "copied", BOTH, |done| done.to_work_completion().wr_id);
     of_form(points, &sizes, "compressed", COMPRESSED, |_| 0);
 }
 

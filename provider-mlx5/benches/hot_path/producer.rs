@@ -17,6 +17,7 @@ const RESPONDER: u8 = 0x20;
 const IMMEDIATE: u8 = 0x30;
 const INLINE: u8 = 0x24;
 const ERROR: u8 = 0xe0;
+const SEND_ERROR: u8 = 0xd0;
 const COMPRESSED: u8 = 0x2c;
 /// The syndrome of flushed requests, because libmlx5 prints the CQEs of all other errors.
 const FLUSHED: u8 = 5;
@@ -54,6 +55,11 @@ impl Producer {
         self.write(ERROR, user_index, qpn, wqe_counter);
     }
 
+    /// Flushes a send.
+    pub(crate) fn send_error(&mut self, user_index: u32, qpn: u32, wqe_counter: u32) {
+        self.write(SEND_ERROR, user_index, qpn, wqe_counter);
+    }
+
     /// A compressed session of `count` receives.
     pub(crate) fn session(&mut self, user_index: u32, qpn: u32, wqe_counter: u32, count: u32) {
         let start = self.produced;
@@ -84,7 +90,7 @@ impl Producer {
         cqe[32..36].copy_from_slice(&user_index.to_be_bytes());
         let bytes: u32 = if op_own == INLINE { 32 } else { 64 };
         cqe[44..48].copy_from_slice(&bytes.to_be_bytes());
-        if op_own == ERROR {
+        if op_own == ERROR || op_own == SEND_ERROR {
             cqe[55] = FLUSHED;
         }
         cqe[56..60].copy_from_slice(&word.to_be_bytes());
