@@ -111,6 +111,22 @@ fn connections_by_link_local_addresses_cross_namespaces() {
     connections_cross(name, "fe80::1", "fe80::2");
 }
 
+/// As on a kernel. libfabric's listeners bind to 127.0.0.1 first, and need not to find a device.
+#[test]
+fn the_loopback_address_is_a_wildcard_where_no_device_is_at_one() {
+    let name = "connections::the_loopback_address_is_a_wildcard_where_no_device_is_at_one";
+    inside(name, || {
+        let ends = Ends::across([1500, 1500], "10.9.0.1", "10.9.0.2");
+        let (mut listener, port) = listen(&ends, "127.0.0.1".to_owned());
+        listener.id().context().unwrap_err();
+        let connector = Connector::new().context(&context(&ends.near)).timeout(PATIENCE);
+        let client = thread::spawn(move || connector.connect(("10.9.0.2", port)).unwrap());
+        let accept = move || listener.accept_until(Instant::now() + PATIENCE).unwrap();
+        let mut server = far(&ends).run(accept);
+        transfer(&mut client.join().unwrap(), &mut server);
+    });
+}
+
 #[test]
 fn a_request_without_a_listener_is_refused_at_once() {
     inside("connections::a_request_without_a_listener_is_refused_at_once", || {

@@ -14,7 +14,7 @@ use crate::packet::{Addressing, Gid};
 use crate::runtime;
 use crate::wire::{Interface as NetInterface, Place, Station, gid_of as gid_at};
 use uverbs_soft_cm::cma::{
-    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route,
+    Addresses, Cma, CmaError, CmaId, DeviceInfo, DeviceNumber, GidSlot, Interface, Route, is_any,
 };
 
 const NOT_OWN: CmaError = CmaError(libc::EADDRNOTAVAIL);
@@ -239,9 +239,11 @@ impl Stack {
 }
 
 impl Addresses for Stack {
-    /// Loopback addresses are those of software devices.
+    /// Loopback addresses are those of software devices, unless all are at interfaces.
     fn is_wildcard(&self, address: IpAddr) -> bool {
+        let is_outside = |device: &SoftDevice| interface_of(device.shared.options()).is_some();
         address.is_unspecified()
+            || is_any(address) && !self.devices.is_empty() && self.devices.iter().all(is_outside)
     }
 
     fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError> {
