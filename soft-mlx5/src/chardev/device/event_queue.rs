@@ -24,7 +24,7 @@ use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::errno::Errno;
@@ -87,6 +87,9 @@ struct Inner {
 pub(crate) struct EventQueue {
     identity: (u64, u64),
     inner: Mutex<Inner>,
+    /// Whether a record may have been handed over. A reader has been woken by a writer that still
+    /// has the lock, and does not wait for that to find none.
+    is_handed: AtomicBool,
 }
 
 impl EventQueue {
@@ -103,7 +106,8 @@ impl EventQueue {
             handed: None,
             ending: false,
         };
-        Ok((Arc::new(Self { identity, inner: Mutex::new(inner) }), read))
+        let is_handed = AtomicBool::new(false);
+        Ok((Arc::new(Self { identity, inner: Mutex::new(inner), is_handed }), read))
     }
 
     /// Device and inode of the read end, which its duplicates share.
@@ -113,7 +117,7 @@ impl EventQueue {
 
     /// Appends a record; true if the pipe was not full before and is now.
     pub(crate) fn push(&self, record: &[u8], source: Option<&Arc<Source>>) -> bool {
-        self.lock().append(record, source)
+        self.append(&mut self.lock(), record, source)
     }
 
     /// As [`push`](Self::push), if no record of this source is unread. All records of such a queue
@@ -123,7 +127,15 @@ impl EventQueue {
         inner.count_all_read();
         let unread = inner.handed.iter().chain(&inner.written).chain(&inner.waiting);
         let unread = unread.into_iter().any(|queued| queued.is_from(source));
-        !unread && inner.append(record, Some(source))
+        !unread && self.append(&mut inner, record, Some(source))
+    }
+
+    fn append(&self, inner: &mut Inner, record: &[u8], source: Option<&Arc<Source>>) -> bool {
+        let is_full = inner.append(record, source);
+        if inner.handed.is_some() {
+            self.is_handed.store(true, Ordering::Release);
+        }
+        is_full
     }
 
     /// Makes the pipe large enough for a record of this length.
@@ -183,13 +195,22 @@ impl EventQueue {
 
     /// Takes the record that was handed over, as a read of the file would.
     pub(crate) fn take_handed(&self, into: &mut [u8]) -> Option<usize> {
-        let Queued { record, source } = self.lock().handed.take()?;
+        if !self.is_handed.load(Ordering::Acquire) {
+            return None;
+        }
+        let Queued { record, source } = self.take_handed_locked()?;
         if let Some(source) = source {
             source.reported.fetch_add(1, Ordering::Relaxed);
         }
         let length = record.len().min(into.len());
         into[..length].copy_from_slice(&record[..length]);
         Some(length)
+    }
+
+    fn take_handed_locked(&self) -> Option<Queued> {
+        let mut inner = self.lock();
+        self.is_handed.store(false, Ordering::Relaxed);
+        inner.handed.take()
     }
 
     /// Ends the stream after the queued records.

@@ -1,3 +1,5 @@
+use std::time::{Duration, Instant};
+
 use nix::sys::signal::{SigSet, Signal, raise};
 
 use super::*;
@@ -150,6 +152,24 @@ fn what_another_thread_raises_goes_through_the_pipe() {
     queue.push(&[2; 8], None);
     assert!(!queue.has_come(), "it is newer than the one in the pipe");
     assert_eq!((read(&mut file), read(&mut file)), (1, 2));
+}
+
+/// The writer wakes it by its system call, before it unlocks the queue.
+#[test]
+fn a_reader_to_whom_nothing_was_handed_does_not_wait_for_a_writer() {
+    let (queue, _file) = queue();
+    let writing = queue.lock();
+    let reader = std::thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || take(&queue)
+    });
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !reader.is_finished() && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    assert!(reader.is_finished(), "it waits for the lock");
+    drop(writing);
+    assert_eq!(reader.join().unwrap(), None);
 }
 
 #[test]
