@@ -176,8 +176,9 @@ impl Config {
     /// Listens at `address`. If a name has several addresses, the first that works is used.
     ///
     /// # Errors
-    /// `InvalidInput` for sizes out of range; `AddrInUse`; `NotFound` if no RDMA device has the
-    /// address or there is no connection manager; other errors of the kernel.
+    /// `InvalidInput` for sizes out of range; `AddrInUse`; `AddrNotAvailable` if the address is not
+    /// this machine's, or a listener at all addresses has the port; `NotFound` if no RDMA device
+    /// has the address or there is no connection manager; other errors of the kernel.
     pub fn bind(&self, address: impl ToSocketAddrs) -> io::Result<Listener> {
         Listener::bind_with(self.check()?, address)
     }
@@ -187,8 +188,8 @@ impl Config {
     /// # Errors
     /// `InvalidInput` for sizes out of range; `ConnectionRefused` with the peer's
     /// `uverbs::cm::Rejection` among the sources; `ConnectionReset` if the peer ends once it has
-    /// accepted; `InvalidData` if the peer is not a stream; `TimedOut`; `NotFound` if no RDMA
-    /// device leads to the address; other errors of the kernel.
+    /// accepted; `InvalidData` if the peer is not a stream; `TimedOut`; `NetworkUnreachable`;
+    /// `NotFound` if no RDMA device leads to the address; other errors of the kernel.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<Stream> {
         Stream::connect_with(self.check()?, address)
     }

@@ -11,6 +11,7 @@ use uverbs::cm::{Channel, ConnectOptions, Event, EventKind, Id, PortSpace, QpOpt
 
 use crate::config::Config;
 use crate::handshake::Offer;
+use crate::lookup::in_words_of_sockets;
 use crate::prepared::Prepared;
 use crate::shared::Shared;
 
@@ -45,7 +46,8 @@ impl<'c> Connecting<'c> {
         let channel = channel(config)?;
         let id = channel.create_id(PortSpace::Tcp)?;
         let connecting = Self { id, channel, config, prepared: None };
-        connecting.id.resolve_address(None, address, connecting.patience())?;
+        let resolving = connecting.id.resolve_address(None, address, connecting.patience());
+        resolving.map_err(in_words_of_sockets)?;
         Ok(connecting)
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use uverbs::ErrorKind;
 use uverbs::cm::{
     AcceptOptions, Channel, ConnectionRequest, Event, EventKind, HalfOpen, Id, IdKey, PortSpace,
     RejectData, Source,
@@ -18,7 +19,7 @@ use uverbs::cm::{
 use crate::config::Config;
 use crate::connect::{channel, qp_options};
 use crate::handshake::Offer;
-use crate::lookup::addresses;
+use crate::lookup::{addresses, in_words_of_sockets};
 use crate::prepared::Prepared;
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -104,7 +105,7 @@ impl Listener {
         for address in addresses(address)? {
             match listen(&channel, config, address) {
                 Ok(id) => return Self::new(id, channel, config),
-                Err(error) => failed = error.into(),
+                Err(error) => failed = not_bound(error),
             }
         }
         Err(failed)
@@ -400,6 +401,15 @@ fn listen(channel: &Channel, config: &Config, address: SocketAddr) -> uverbs::Re
     id.bind(address)?;
     id.listen(config.backlog)?;
     Ok(id)
+}
+
+/// The kernel says EADDRNOTAVAIL of a port where one of two addresses is a wildcard. That a
+/// socket's port is taken is always `AddrInUse`.
+fn not_bound(error: uverbs::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::Busy => io::Error::new(io::ErrorKind::AddrInUse, error),
+        _ => in_words_of_sockets(error),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
+use nix::errno::Errno;
+
 /// The addresses that `address` stands for.
 pub(crate) fn addresses(
     address: impl ToSocketAddrs,
@@ -14,6 +16,17 @@ pub(crate) fn addresses(
 /// Adds how addresses are written to an error of a lookup.
 pub(crate) fn explain(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), Unknown(error))
+}
+
+/// An error about an address. ENODEV, of one that no RDMA device has or leads to, has no kind in
+/// the standard library.
+pub(crate) fn in_words_of_sockets(error: uverbs::Error) -> io::Error {
+    match error.kind() {
+        uverbs::ErrorKind::NotFound if error.errno() == Errno::ENODEV as i32 => {
+            io::Error::new(io::ErrorKind::NotFound, error)
+        }
+        _ => error.into(),
+    }
 }
 
 #[derive(Debug)]

@@ -1,12 +1,12 @@
 //! The behaviour of streams and of TCP, which must be the same.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::Shutdown;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::network::{Listens, Network, Streams};
+use crate::network::{Listens, Network, Rdma, Streams};
 use crate::random::{Random, pattern};
 
 /// Bound on a wait for something that must happen; only a defect reaches it.
@@ -29,6 +29,8 @@ crate::both!(
     two_threads_use_the_halves,
     both_write_before_they_read,
     nothing_listens,
+    a_port_is_taken_once,
+    an_address_elsewhere_is_not_available,
     closing_ends_an_accept,
     a_closed_listener_refuses,
     reads_time_out,
@@ -296,6 +298,28 @@ fn nothing_listens<N: Network>() {
     drop(listener);
     let error = N::connect(address).err().expect("no stream");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
+}
+
+fn a_port_is_taken_once<N: Network>() {
+    let first = N::listen();
+    let own = first.address();
+    let all = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), own.port());
+    for address in [own, all] {
+        let error = N::listen_at(address).err().expect("no listener");
+        assert_eq!(error.kind(), ErrorKind::AddrInUse, "{address}: {error}");
+    }
+}
+
+fn an_address_elsewhere_is_not_available<N: Network>() {
+    let error = N::listen_at("192.0.2.1:0".parse().unwrap()).err().expect("no listener");
+    assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{error}");
+}
+
+/// The broadcast address is none of a device, and TCP has other words for it.
+#[test]
+fn no_device_has_the_address() {
+    let error = Rdma::listen_at("255.255.255.255:1".parse().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }
 
 fn closing_ends_an_accept<N: Network>() {

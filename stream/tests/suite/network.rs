@@ -1,7 +1,7 @@
 //! Two networks for one suite: streams over the software device, and TCP.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -15,7 +15,12 @@ use uverbs_stream::{Config, Listener, Stream};
 pub(crate) trait Network: 'static {
     type Listener: Listens<Stream = Self::Stream>;
     type Stream: Streams;
-    fn listen() -> Self::Listener;
+    fn listen() -> Self::Listener {
+        Self::listen_at(Self::any_port()).unwrap()
+    }
+    /// An address of this network, with any port.
+    fn any_port() -> SocketAddr;
+    fn listen_at(address: SocketAddr) -> io::Result<Self::Listener>;
     /// Connects to an address of this network.
     fn connect(address: SocketAddr) -> io::Result<Self::Stream>;
 
@@ -58,8 +63,11 @@ pub(crate) struct Tcp;
 impl Network for Tcp {
     type Listener = TcpListener;
     type Stream = TcpStream;
-    fn listen() -> TcpListener {
-        TcpListener::bind("127.0.0.1:0").unwrap()
+    fn any_port() -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, 0).into()
+    }
+    fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+        TcpListener::bind(address)
     }
     fn connect(address: SocketAddr) -> io::Result<TcpStream> {
         TcpStream::connect(address)
@@ -162,8 +170,11 @@ pub(crate) fn config() -> Config {
 impl Network for Rdma {
     type Listener = Listener;
     type Stream = Stream;
-    fn listen() -> Listener {
-        config().bind(address()).unwrap()
+    fn any_port() -> SocketAddr {
+        address()
+    }
+    fn listen_at(address: SocketAddr) -> io::Result<Listener> {
+        config().bind(address)
     }
     fn connect(address: SocketAddr) -> io::Result<Stream> {
         config().connect(address)
