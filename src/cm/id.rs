@@ -315,7 +315,8 @@ impl Id {
         self.handle.run("notify", |id| Notify { id, event: EventType::COMM_EST })
     }
 
-    /// Moves it to another channel, together with its events that were not taken.
+    /// Moves it to another channel, together with its events that were not taken. Requests cannot
+    /// be accepted there, since the kernel leaves their ids behind: move an id before it listens.
     ///
     /// # Errors
     /// Errors of the kernel; the id stays where it is.

@@ -88,8 +88,6 @@
 //! - Peers may not access memory unless the caller allows it ([`QpOptions::access`]), and the RNR
 //!   timer is 0.64 ms, not 655 ms ([`QpOptions::min_rnr_timer`]).
 //! - Limits of private data are types: [`RequestData`] and the others.
-//! - Received private data includes its padding: the kernel gives the message's whole field,
-//!   56 bytes of a request and 196 of a reply.
 //!
 //! # Devices
 //! Ids find their device by address: [`Id::context`]. The kernel's connection manager serves all of

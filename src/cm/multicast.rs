@@ -58,7 +58,12 @@ impl Id {
         let joined = self
             .handle()
             .ask(VERB, |id| JoinMcast { response: 0, uid, id, addr_size, join_flags, addr })
-            .map_err(|error| explain(error, Some(group)))?;
+            .map_err(|error| match explain(error, Some(group)) {
+                error if error.kind() == ErrorKind::Unsupported => {
+                    error.because("over RoCE, groups have IPv4 addresses")
+                }
+                error => error,
+            })?;
         Ok(Membership { number: joined.id, key, id: self.handle().clone() })
     }
 }

@@ -136,9 +136,8 @@ pub(super) fn explain(error: Error, address: Option<SocketAddr>) -> Error {
     }
 }
 
-/// Explains EADDRNOTAVAIL: no device has the address, or its port is not available. The kernel
-/// returns it if one of two ids at a port is bound to all addresses (`cma_check_port` in
-/// drivers/infiniband/core/cma.c), and if no port is left (`cma_alloc_any_port`).
+/// Explains EADDRNOTAVAIL: no device has the address, one of two ids at the port is bound to all
+/// addresses (`cma_check_port` in the kernel's cma.c), or no port is left (`cma_alloc_any_port`).
 fn not_available(error: Error, address: Option<SocketAddr>) -> Error {
     let all = address.filter(|address| address.ip().is_unspecified());
     let cause = match (all, address) {

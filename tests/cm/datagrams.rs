@@ -134,6 +134,7 @@ fn a_join_of_an_address_that_is_not_a_group_is_refused() {
     six.bind("[::1]:0".parse().unwrap()).unwrap();
     let error = six.join("[ff0e::1]:5".parse().unwrap(), JoinMode::FullMember).unwrap_err();
     assert_eq!((error.errno(), error.kind()), (524, ErrorKind::Unsupported), "{error}");
+    assert!(error.to_string().contains("groups have IPv4 addresses"), "{error}");
     let tcp = channel.create_id(PortSpace::Tcp).unwrap();
     tcp.resolve_address(None, listener(&context, address, PortSpace::Tcp).2, PATIENCE).unwrap();
     let group = "239.1.2.3:0".parse().unwrap();
