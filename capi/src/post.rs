@@ -18,7 +18,7 @@ use crate::forms::{either, forms};
 use crate::qp::Qp;
 use crate::usual::{Posts, Usual};
 use request::with_request;
-pub(crate) use request::{MAX_SGE, bytes, bytes_mut, converted, flags, immediate, offload};
+pub(crate) use request::{MAX_SGE, bytes, bytes_mut, flags, immediate, offload, with_converted};
 pub(crate) use table::{DCI, DCT, NONE, RAW, RC, RSS, SendTable, UC, UD, XRC, place};
 
 /// Refuses a list because the queue pair cannot send.

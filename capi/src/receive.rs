@@ -9,7 +9,7 @@ use uverbs_mlx5::recv_queue::RecvQueue;
 
 use crate::abi::*;
 use crate::forms::{either, forms};
-use crate::post::{MAX_SGE, converted, refuse};
+use crate::post::{refuse, with_converted};
 use crate::qp::Qp;
 
 forms! {
@@ -111,7 +111,7 @@ pub(crate) unsafe fn single_usual<'a>(
 /// # Safety
 /// A program's request.
 #[inline(always)]
-unsafe fn usual_sge(request: &ibv_recv_wr) -> Option<*const ibv_sge> {
+pub(crate) unsafe fn usual_sge(request: &ibv_recv_wr) -> Option<*const ibv_sge> {
     let sge = request.sg_list.cast_const();
     // SAFETY: a list of one.
     (request.num_sge == 1 && unsafe { (*sge).length as i32 > 0 }).then_some(sge)
@@ -228,10 +228,9 @@ pub(crate) unsafe fn post_any(
             let sge = unsafe { *request.sg_list };
             post(request.wr_id, &[Sge::new(sge.addr, sge.length, sge.lkey)])
         } else {
-            let mut list = [Sge::default(); MAX_SGE];
+            let post = |data: &[Sge]| post(request.wr_id, data);
             // SAFETY: the caller's list.
-            let data = unsafe { converted(&mut list, request.sg_list, request.num_sge) };
-            data.and_then(|data| post(request.wr_id, data))
+            unsafe { with_converted(request.sg_list, request.num_sge, post) }
         };
         if let Err(reason) = posted {
             // SAFETY: the caller's place, to be written.

@@ -1,6 +1,7 @@
 //! A send request of a program in the library's form, for the queue's run-time entry point.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::{
@@ -34,18 +35,18 @@ pub(super) unsafe fn with_request<T: Posts>(
         unsafe { (operation::<T>(wr)?, destination::<T>(wr, &mut address)?) };
     // SAFETY: the caller's promise.
     let (wr_id, asked) = unsafe { ((*wr).wr_id, (*wr).send_flags) };
-    let make = |data| SendRequest {
+    let request = SendRequest {
         wr_id,
         operation,
         destination,
         flags: flags(asked),
         inline: asked & send_flags::INLINE != 0,
-        data,
+        data: &[],
     };
     // SAFETY: the caller's promise.
     let (list, count, opcode) = unsafe { ((*wr).sg_list, (*wr).num_sge, (*wr).opcode) };
     match count {
-        0 => run(&make(&[])),
+        0 => run(&request),
         1 => {
             // SAFETY: the caller's list of one.
             let sge = unsafe { *list };
@@ -53,34 +54,36 @@ pub(super) unsafe fn with_request<T: Posts>(
                 matches!(opcode, wr_opcode::ATOMIC_CMP_AND_SWP | wr_opcode::ATOMIC_FETCH_AND_ADD);
             // libmlx5 takes any length for the result of an atomic, which is always 8 bytes.
             let length = if is_atomic { 8 } else { sge.length };
-            run(&make(&[Sge::new(sge.addr, length, sge.lkey)]))
+            run(&SendRequest { data: &[Sge::new(sge.addr, length, sge.lkey)], ..request })
         }
-        count => {
-            let mut copy = [Sge::default(); MAX_SGE];
-            // SAFETY: the caller's list of `count`.
-            run(&make(unsafe { converted(&mut copy, list, count) }?))
-        }
+        // SAFETY: the caller's list of `count`.
+        count => unsafe {
+            with_converted(list, count, |data| run(&SendRequest { data, ..request }))
+        },
     }
 }
 
-/// A list of SGEs in the library's form.
+/// Calls `run` with a list of SGEs in the library's form.
 ///
 /// # Safety
 /// `from` has `count` entries.
 #[inline(always)]
-pub(crate) unsafe fn converted(
-    into: &mut [Sge; MAX_SGE],
+pub(crate) unsafe fn with_converted(
     from: *const ibv_sge,
     count: c_int,
-) -> Result<&[Sge], PostError> {
+    run: impl FnOnce(&[Sge]) -> Result<(), PostError>,
+) -> Result<(), PostError> {
+    // Most lists are short, so the rest is left as it is.
+    let mut list = [const { MaybeUninit::uninit() }; MAX_SGE];
     let count = usize::try_from(count).map_err(|_| PostError::BadOpcode)?;
-    let Some(used) = into.get_mut(..count) else { return Err(PostError::TooManySge) };
+    let Some(used) = list.get_mut(..count) else { return Err(PostError::TooManySge) };
     for (place, to) in used.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
         let sge = unsafe { *from.add(place) };
-        *to = Sge::new(sge.addr, sge.length, sge.lkey);
+        to.write(Sge::new(sge.addr, sge.length, sge.lkey));
     }
-    Ok(used)
+    // SAFETY: all of them were just written.
+    run(unsafe { std::slice::from_raw_parts(used.as_ptr().cast::<Sge>(), count) })
 }
 
 /// `enum ibv_send_flags` as the control segment has them.

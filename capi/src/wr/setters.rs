@@ -290,10 +290,14 @@ unsafe fn record_list<T: Posts, const SENDS: bool>(
     }
     let length = count.min(c_int::MAX as usize) as c_int;
     // SAFETY: the caller's list.
-    match unsafe { post::converted(&mut building.sges, list, length) } {
-        Ok(_) => {
-            (building.count, building.stage) = (count, Stage::Listed);
-        }
+    let converted = unsafe {
+        post::with_converted(list, length, |data| {
+            building.sges[..data.len()].copy_from_slice(data);
+            Ok(())
+        })
+    };
+    match converted {
+        Ok(()) => (building.count, building.stage) = (count, Stage::Listed),
         Err(reason) => building.fail(errno(reason)),
     }
 }
