@@ -373,12 +373,21 @@ forms! {
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
-        // SAFETY: the lock is held, or the program posts in one thread at a time.
-        let library = unsafe { &mut *queue.queue.get() };
-        let mut batch = library.batch();
+        // SAFETY: the lock is held, or the program posts in one thread at a time. The queue stays
+        // where it is.
+        let library = unsafe { (*queue.queue.get()).provider() };
+        let (mut batch, mut wr) = (library.batch(), first);
         // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-        let errno =
-            unsafe { receive::post_any(first, bad, |wr_id, data| batch.build(wr_id, data)) };
+        let errno = unsafe {
+            while let Some(request) = wr.as_ref() {
+                let Some(sge) = receive::usual_sge(request) else { break };
+                if !batch.build_fast(|| receive::parts(request, sge)) {
+                    break;
+                }
+                wr = request.next;
+            }
+            receive::post_any(wr, bad, |wr_id, data| batch.build(wr_id, data))
+        };
         batch.publish();
         queue.lock.release();
         errno
