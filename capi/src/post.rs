@@ -100,7 +100,7 @@ forms! {
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
         // SAFETY: the caller's promise.
-        unsafe { post_usual::<T, 1>(qp, wr, bad, false) }
+        unsafe { post_usual::<T, 1, NEWER>(qp, wr, bad, false) }
     }
 }
 
@@ -124,7 +124,7 @@ forms! {
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
         // SAFETY: the caller's promise.
-        unsafe { post_usual::<T, 1>(qp, wr, bad, true) }
+        unsafe { post_usual::<T, 1, NEWER>(qp, wr, bad, true) }
     }
 }
 
@@ -173,7 +173,7 @@ forms! {
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
         // SAFETY: the caller's promise.
-        unsafe { post_usual::<T, 4>(qp, wr, bad, true) }
+        unsafe { post_usual::<T, 4, NEWER>(qp, wr, bad, true) }
     }
 }
 
@@ -184,7 +184,7 @@ forms! {
 /// # Safety
 /// As for [`post_one`].
 #[inline(always)]
-unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
+unsafe fn post_usual<T: Posts, const BLOCKS: usize, const NEWER: bool>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -196,7 +196,7 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
         if Qp::of(qp).send_lock.try_acquire().is_none() {
             return post_waiting::<T>(qp, wr, bad);
         }
-        post_held::<T, BLOCKS>(qp, wr, bad, inline)
+        post_held::<T, BLOCKS, NEWER>(qp, wr, bad, inline)
     }
 }
 
@@ -205,7 +205,7 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize>(
 /// # Safety
 /// As for [`post_one`].
 #[inline(always)]
-unsafe fn post_held<T: Posts, const BLOCKS: usize>(
+unsafe fn post_held<T: Posts, const BLOCKS: usize, const NEWER: bool>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -215,7 +215,7 @@ unsafe fn post_held<T: Posts, const BLOCKS: usize>(
     unsafe {
         if !is_posted::<T, BLOCKS>(qp, wr, inline) {
             return match (sends::<T>(qp).is_open(), inline) {
-                (true, _) => post_any::<T>(qp, wr, bad),
+                (true, _) => post_others::<T, NEWER>(qp, wr, bad),
                 (false, true) => post_reopened::<T, true>(qp, wr, bad),
                 (false, false) => post_reopened::<T, false>(qp, wr, bad),
             };
@@ -258,17 +258,63 @@ unsafe extern "C" fn post_reopened<T: Posts, const INLINE: bool>(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let blocks = Usual::blocks::<T, INLINE>(wr);
-        let is_open = sends::<T>(qp).reopen(blocks.unwrap_or(MAX_COPIED as u32));
-        let posted = is_open && is_posted::<T, MAX_COPIED>(qp, wr, INLINE);
-        if is_open && (!posted || blocks.is_none()) {
-            sends::<T>(qp).recompute_fast_limit();
-        }
-        if !posted {
+        let blocks = Usual::blocks::<T>(wr);
+        if !blocks.is_some_and(|blocks| sends::<T>(qp).reopen(blocks)) {
             return post_any::<T>(qp, wr, bad);
+        }
+        if !is_posted::<T, MAX_COPIED>(qp, wr, INLINE) {
+            return post_by_steps::<T>(qp, wr, bad);
         }
         Qp::of(qp).send_lock.release();
         0
+    }
+}
+
+/// Posts a request that the fast path does not take although it is open, when the lock is held.
+///
+/// # Safety
+/// As for [`post_one`].
+#[inline(never)]
+unsafe extern "C" fn post_others<T: Posts, const NEWER: bool>(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match Usual::blocks::<T>(wr) {
+            Some(_) => either!(post_by_steps::<T>, post_by_steps_newer::<T>)(qp, wr, bad),
+            None => post_any::<T>(qp, wr, bad),
+        }
+    }
+}
+
+forms! {
+    beside
+    /// Posts a request of several SGEs, of no data, or of more blocks than the other functions
+    /// take, when the lock is held.
+    ///
+    /// # Safety
+    /// As for [`post_one`].
+    #[inline(never)]
+    fn post_by_steps / post_by_steps_newer [T: Posts](
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the caller's promise. Nothing is built that was not published.
+        unsafe {
+            let queue = sends::<T>(qp);
+            if !Usual::build_steps::<T>(queue, common(qp), wr) {
+                queue.recompute_fast_limit();
+                return post_any::<T>(qp, wr, bad);
+            }
+            if queue.publish_short().is_err() && !queue.publish_long() {
+                queue.publish_steps();
+            }
+            Qp::of(qp).send_lock.release();
+            0
+        }
     }
 }
 
@@ -283,7 +329,7 @@ unsafe extern "C" fn post_long_held<T: Posts>(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { post_held::<T, 4>(qp, wr, bad, true) }
+    unsafe { post_held::<T, 4, false>(qp, wr, bad, true) }
 }
 
 /// Posts a list of one after waiting for the thread that holds the lock.
@@ -375,6 +421,10 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
             return post_rest::<T>(qp, first);
         }
         let (queue, common) = (sends::<T>(qp), common(qp));
+        if !queue.is_open() {
+            // There may be space since the last poll. Each request has a block at least.
+            queue.reopen(1);
+        }
         let mut wr = first;
         while !wr.is_null() {
             // Two calls, in each of which `inline` is a constant, so that the code tests the flag
@@ -383,7 +433,7 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
                 0 => Usual::build_ring::<T>(queue, common, wr, false),
                 _ => Usual::build_ring::<T>(queue, common, wr, true),
             };
-            if !built {
+            if !built && !build_steps::<T>(queue, common, wr) {
                 return post_rest::<T>(qp, wr);
             }
             wr = (*wr).next;
@@ -391,6 +441,20 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
         queue.publish_steps();
     }
     Ok(())
+}
+
+/// [`Usual::build_steps`], out of line.
+///
+/// # Safety
+/// As for [`Usual::build_steps`].
+#[inline(never)]
+unsafe fn build_steps<T: Posts>(
+    queue: &mut SendQueue<T, BlueFlame>,
+    common: &Common,
+    wr: *const ibv_send_wr,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { Usual::build_steps::<T>(queue, common, wr) }
 }
 
 /// Builds the requests of a list from `wr` on, of any form, and publishes them with those built

@@ -14,10 +14,10 @@ use uverbs_mlx5::format::{Opcode, U32, WQEBB_SIZE};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{
     AnyAccess, AnySend, Common, Datagram, DcTarget, Header, Inline, Operation, Payload, SendQueue,
-    To, XrcTarget,
+    Steps, To, XrcTarget,
 };
 
-use crate::abi::{ibv_send_wr, wr_opcode};
+use crate::abi::{ibv_send_wr, ibv_sge, send_flags, wr_opcode};
 use crate::ah::Ah;
 use crate::post::{self, immediate};
 
@@ -210,6 +210,12 @@ pub(crate) trait Peer: Copy {
     type Of<O: Operation>: Operation;
     /// `operation`, for this peer.
     fn with<O: Operation>(self, operation: O) -> Self::Of<O>;
+    /// Gives the request that was named last its peer. Returns `false`, with nothing changed, if
+    /// the queue has no such peers.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::add_destination`].
+    unsafe fn add_to<T: Posts>(self, queue: &mut SendQueue<T, BlueFlame>, steps: &Steps) -> bool;
 }
 
 /// The peer that the queue pair is connected to.
@@ -222,6 +228,10 @@ impl Peer for Connected {
     fn with<O: Operation>(self, operation: O) -> O {
         operation
     }
+    #[inline(always)]
+    unsafe fn add_to<T: Posts>(self, _: &mut SendQueue<T, BlueFlame>, _: &Steps) -> bool {
+        true
+    }
 }
 
 macro_rules! named {
@@ -231,6 +241,15 @@ macro_rules! named {
             #[inline(always)]
             fn with<O: Operation>(self, operation: O) -> To<Self, O> {
                 To(self, operation)
+            }
+            #[inline(always)]
+            unsafe fn add_to<T: Posts>(
+                self,
+                queue: &mut SendQueue<T, BlueFlame>,
+                steps: &Steps,
+            ) -> bool {
+                // SAFETY: the caller's promise is the same.
+                unsafe { queue.add_destination(steps, self) }
             }
         }
     )*};
@@ -422,25 +441,93 @@ impl Usual {
         }
     }
 
-    /// Blocks of an `ibv_send_wr`, if it is usual and the queue pair connected.
+    /// Blocks of an `ibv_send_wr`, if it is usual and has no inline data of several buffers.
     ///
     /// # Safety
     /// The request is the program's, for a queue pair of type `T`.
     #[inline(always)]
-    pub(crate) unsafe fn blocks<T: Posts, const INLINE: bool>(
-        wr: *const ibv_send_wr,
-    ) -> Option<u32> {
-        // SAFETY: the caller's request.
+    pub(crate) unsafe fn blocks<T: Posts>(wr: *const ibv_send_wr) -> Option<u32> {
+        // SAFETY: the caller's request, and its list of one.
         unsafe {
-            let kind = T::KINDS.get((*wr).opcode as usize)?;
-            if !T::IS_CONNECTED || !kind.is_usual() || (*wr).num_sge != 1 {
+            let kind = T::KINDS.get((*wr).opcode as usize).filter(|kind| kind.is_usual())?;
+            let header = kind.octowords() + T::SERVICE.address_octowords();
+            let count = usize::try_from((*wr).num_sge).ok()?;
+            let octowords = if (*wr).send_flags & send_flags::INLINE == 0 {
+                header + count
+            } else if count == 1 {
+                header
+                    + (size_of::<u32>() + (*(*wr).sg_list).length as usize)
+                        .div_ceil(size_of::<u128>())
+            } else {
                 return None;
+            };
+            Some(octowords.div_ceil(WQEBB_SIZE / size_of::<u128>()) as u32)
+        }
+    }
+
+    /// Builds an `ibv_send_wr` in the ring after those before it, step by step as `ibv_wr_*` does,
+    /// if it is usual and the fast path has space. Returns `false`, with nothing changed, if it
+    /// cannot.
+    ///
+    /// # Safety
+    /// As for [`Usual::build_ring`], on a queue pair of any type.
+    #[inline(always)]
+    pub(crate) unsafe fn build_steps<T: Posts>(
+        queue: &mut SendQueue<T, BlueFlame>,
+        common: &Common,
+        wr: *const ibv_send_wr,
+    ) -> bool {
+        // SAFETY: the caller's request. The program's promise covers what building requires.
+        unsafe {
+            let Some(&kind) = T::KINDS.get((*wr).opcode as usize) else { return false };
+            let mut steps = Steps::NEW;
+            if !kind.is_usual() || !queue.name(&mut steps, common, InC { wr, kind }) {
+                return false;
             }
-            if !INLINE {
-                return Some(1);
+            let mut address = None;
+            let is_built = T::of_request(wr, &mut address)
+                .is_some_and(|peer| peer.add_to(queue, &steps))
+                && Self::add_data(queue, common, wr);
+            if !is_built {
+                queue.take_back();
             }
-            let header = kind.octowords() * size_of::<u128>() + size_of::<u32>();
-            Some((header + (*(*wr).sg_list).length as usize).div_ceil(WQEBB_SIZE) as u32)
+            is_built
+        }
+    }
+
+    /// Gives the request that was named the data of an `ibv_send_wr`. Returns `false`, with nothing
+    /// changed, if it cannot.
+    ///
+    /// # Safety
+    /// As for [`Usual::build_steps`].
+    #[inline(always)]
+    unsafe fn add_data<T: Posts>(
+        queue: &mut SendQueue<T, BlueFlame>,
+        common: &Common,
+        wr: *const ibv_send_wr,
+    ) -> bool {
+        // SAFETY: the caller's request, and its list.
+        unsafe {
+            let (list, count) = ((*wr).sg_list, (*wr).num_sge);
+            if count == 0 {
+                return queue.end_request().is_ok();
+            }
+            if (*wr).send_flags & send_flags::INLINE == 0 {
+                if count == 1 {
+                    let (address, length, lkey) = ibv_sge::parts(list);
+                    return queue.add(address, length, lkey);
+                }
+                let sge = |place| {
+                    let (address, length, lkey) = ibv_sge::parts(list.add(place));
+                    Sge::new(address, length, lkey)
+                };
+                return queue.add_list(common, count as usize, sge);
+            }
+            let start = std::ptr::with_exposed_provenance((*list).addr as usize);
+            let length = (*list).length as usize;
+            count == 1
+                && (queue.add_short(common, start, length)
+                    || queue.add_inline(common, start, length))
         }
     }
 
