@@ -119,7 +119,12 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's promise.
     unsafe {
         match queue::<T, SENDS>(qp).map_or(Ok(false), SendQueue::end_request) {
-            Ok(true) if name::<T, SENDS>(qp, opcode, immediate, remote) => return,
+            Ok(was_named)
+                if (was_named || is_reopened::<T, SENDS>(qp))
+                    && name::<T, SENDS>(qp, opcode, immediate, remote) =>
+            {
+                return;
+            }
             Ok(_) => of(qp).1.detour(),
             Err(reason) => of(qp).1.fail(errno(reason)),
         }
@@ -133,6 +138,22 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
         }
         record::<T, SENDS>(qp, Kind::of::<T>(opcode), immediate, remote);
     }
+}
+
+/// Opens the fast path for the first request since start, if there is space since the last poll: a
+/// program that keeps its queue full begins each request so.
+///
+/// # Safety
+/// As for [`of`], and the queue pair is of type `T`.
+#[inline(always)]
+unsafe fn is_reopened<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
+    // SAFETY: the caller's promise.
+    let (queue, building) = unsafe { (queue::<T, SENDS>(qp), of(qp).1) };
+    // A request has a block at least, a datagram two.
+    T::SERVICE.address_octowords() < 3
+        && queue.is_some_and(|queue| {
+            building.steps.is_straight() && queue.has_no_steps() && queue.reopen(1)
+        })
 }
 
 /// # Safety
