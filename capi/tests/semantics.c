@@ -424,41 +424,194 @@ static void depths(struct ibv_cq *cq)
 	CHECK(made && ibv_destroy_srq(made) == 0);
 }
 
-/* A queue that is kept full: each completion that is polled lets one request more be posted, whatever its size. */
-static void kept_full(struct ibv_cq *cq)
+/* A queue pair with few requests of up to three SGEs or 200 bytes, which sends to itself. */
+static struct ibv_qp *narrow_qp(struct ibv_cq *cq, enum ibv_qp_type type, unsigned *depth)
 {
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 4, .max_send_sge = 1, .max_inline_data = 200 } };
-	struct ibv_qp *qp = ibv_create_qp(pd, &init);
-	struct ibv_sge sge = { .addr = (uintptr_t)buffer, .lkey = mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
-	unsigned random = 1, posted = 0, polled = 0, step;
+	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = type, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | (type == IBV_QPT_RC ? IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ : 0),
+		.cap = { .max_send_wr = 4, .max_send_sge = 3, .max_inline_data = 200 } };
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
 
 	CHECK(qp && init.cap.max_inline_data >= 200);
-	connect_to_itself(qp);
-	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 1024;
-	wr.wr.rdma.rkey = mr->rkey;
-	for (step = 0; step < 3000; step++) {
+	*depth = init.cap.max_send_wr;
+	if (type == IBV_QPT_RC) {
+		connect_to_itself(qp);
+		return qp;
+	}
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+	change(qp, IBV_QPS_RTR);
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+	return qp;
+}
+
+/* Posts a request by calls. */
+static int call(struct ibv_qp *qp, const struct ibv_send_wr *wr)
+{
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+
+	ibv_wr_start(ex);
+	ex->wr_id = wr->wr_id;
+	ex->wr_flags = wr->send_flags & ~IBV_SEND_INLINE;
+	switch (wr->opcode) {
+	case IBV_WR_RDMA_WRITE: ibv_wr_rdma_write(ex, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr); break;
+	case IBV_WR_RDMA_READ: ibv_wr_rdma_read(ex, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr); break;
+	default: ibv_wr_send(ex); ibv_wr_set_ud_addr(ex, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+	}
+	if (wr->send_flags & IBV_SEND_INLINE)
+		ibv_wr_set_inline_data(ex, (void *)(uintptr_t)wr->sg_list->addr, wr->sg_list->length);
+	else if (wr->num_sge == 1)
+		ibv_wr_set_sge(ex, wr->sg_list->lkey, wr->sg_list->addr, wr->sg_list->length);
+	else if (wr->num_sge)
+		ibv_wr_set_sge_list(ex, wr->num_sge, wr->sg_list);
+	return ibv_wr_complete(ex);
+}
+
+/* A queue that is kept full: each completion that is polled lets one request more be posted, whatever its size and form. */
+static void kept_full(struct ibv_cq *cq, enum ibv_qp_type type)
+{
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .sgid_index = gid_index(), .hop_limit = 1 } };
+	unsigned random = 1, posted = 0, polled = 0, step, i, by_calls, depth;
+	struct ibv_qp *qp = narrow_qp(cq, type, &depth);
+	struct ibv_sge sge[3];
+	struct ibv_send_wr wr = { .sg_list = sge, .opcode = IBV_WR_SEND }, *bad;
+	struct ibv_ah *ah;
+
+	CHECK(ibv_query_gid(context, 1, gid_index(), &to.grh.dgid) == 0 && (ah = ibv_create_ah(pd, &to)));
+	for (step = 0; step < 6000; step++) {
 		random = random * 1103515245 + 12345;
-		sge.length = 1 + (random >> 8) % 200;
+		for (i = 0; i < 3; i++)
+			sge[i] = (struct ibv_sge){ (uintptr_t)buffer + 200 * i, 1 + (random >> 8) % 200, mr->lkey };
 		wr.wr_id = posted;
-		wr.opcode = random >> 16 & 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+		wr.num_sge = 1;
 		wr.send_flags = IBV_SEND_SIGNALED;
-		if (wr.opcode == IBV_WR_RDMA_WRITE && random >> 18 & 3)
+		if (type == IBV_QPT_RC) {
+			wr.opcode = random >> 16 & 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+			wr.wr.rdma.remote_addr = (uintptr_t)buffer + 1024;
+			wr.wr.rdma.rkey = mr->rkey;
+		} else {
+			wr.wr.ud.ah = ah;
+			wr.wr.ud.remote_qpn = qp->qp_num;
+			wr.wr.ud.remote_qkey = 7;
+		}
+		if (wr.opcode != IBV_WR_RDMA_READ && random >> 18 & 3)
 			wr.send_flags |= IBV_SEND_INLINE;
+		else if (random >> 20 & 1)
+			wr.num_sge = (random >> 21) % 4;
+		by_calls = random >> 24 & 1;
 		bad = NULL;
-		if (posted - polled < init.cap.max_send_wr) {
-			CHECK(ibv_post_send(qp, &wr, &bad) == 0 && !bad);
+		if (posted - polled < depth) {
+			CHECK((by_calls ? call(qp, &wr) : ibv_post_send(qp, &wr, &bad)) == 0 && !bad);
 			posted++;
 		} else {
-			CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM && bad == &wr);
+			CHECK((by_calls ? call(qp, &wr) : ibv_post_send(qp, &wr, &bad)) == ENOMEM && bad == (by_calls ? NULL : &wr));
 			CHECK(wait_for(cq).wr_id == polled);
 			polled++;
 		}
 	}
 	for (; polled < posted; polled++)
 		CHECK(wait_for(cq).wr_id == polled);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_ah(ah) == 0);
+}
+
+/* Lists on a queue that is kept full, of one SGE and of several: they are posted up to the first request that has no space. */
+static void lists_kept_full(struct ibv_cq *cq)
+{
+	unsigned random = 1, posted = 0, polled = 0, step, i, space, depth;
+	struct ibv_qp *qp = narrow_qp(cq, IBV_QPT_RC, &depth);
+	struct ibv_sge sge[3];
+	struct ibv_send_wr list[3], *bad;
+
+	for (i = 0; i < 3; i++)
+		sge[i] = (struct ibv_sge){ (uintptr_t)buffer + 200 * i, 50, mr->lkey };
+	for (step = 0; step < 3000; step++) {
+		random = random * 1103515245 + 12345;
+		for (i = 0; i < 3; i++)
+			list[i] = (struct ibv_send_wr){ .wr_id = posted + i, .next = i < 2 ? &list[i + 1] : NULL, .sg_list = sge,
+				.num_sge = random >> (8 + 2 * i) & 3, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+				.wr.rdma = { (uintptr_t)buffer + 1024, mr->rkey } };
+		space = depth - (posted - polled);
+		bad = NULL;
+		CHECK(ibv_post_send(qp, list, &bad) == (space < 3 ? ENOMEM : 0));
+		CHECK(bad == (space < 3 ? &list[space] : NULL));
+		posted += space < 3 ? space : 3;
+		for (i = random >> 16 & 3; i > 0 && polled < posted; i--, polled++)
+			CHECK(wait_for(cq).wr_id == polled);
+	}
+	for (; polled < posted; polled++)
+		CHECK(wait_for(cq).wr_id == polled);
 	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+/* The bytes of several SGEs arrive one behind the other, from a request alone and from a list. */
+static void several_sges(struct ibv_cq *cq)
+{
+	unsigned depth;
+	struct ibv_qp *qp = narrow_qp(cq, IBV_QPT_RC, &depth);
+	struct ibv_sge sge[3] = { { (uintptr_t)buffer + 7, 1, mr->lkey }, { (uintptr_t)buffer, 3, mr->lkey },
+		{ (uintptr_t)buffer + 4, 2, mr->lkey } };
+	struct ibv_send_wr list[2] = { { .sg_list = sge, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { (uintptr_t)buffer + 1024, mr->rkey } } }, *bad;
+	static const char *const arrived[] = { "", "h", "habc", "habcef" };
+	int count, length;
+
+	memcpy(buffer, "abcdefgh", 8);
+	for (count = 0; count < 4; count++)
+		for (length = 1; length <= 2; length++) {
+			memset(buffer + 1024, 0, 128);
+			list[0].num_sge = count;
+			list[1] = list[0];
+			list[1].wr.rdma.remote_addr += 64;
+			list[0].next = length == 2 ? &list[1] : NULL;
+			CHECK(ibv_post_send(qp, list, &bad) == 0);
+			CHECK(wait_for(cq).status == IBV_WC_SUCCESS);
+			CHECK(length == 1 || wait_for(cq).status == IBV_WC_SUCCESS);
+			CHECK(strcmp(buffer + 1024, arrived[count]) == 0);
+			CHECK(strcmp(buffer + 1088, length == 2 ? arrived[count] : "") == 0);
+		}
+	CHECK(ibv_destroy_qp(qp) == 0);
+}
+
+/* Messages with immediate data and without, polled one by one and several at a time. */
+static void immediates(struct ibv_cq *cq)
+{
+	static const enum ibv_wr_opcode opcodes[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND_WITH_IMM };
+	struct ibv_cq *own = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = own, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_wc wc[6];
+	int batch, round, i, count, polled;
+
+	CHECK(own && qp);
+	connect_to_itself(qp);
+	for (batch = 1; batch <= 6; batch++)
+		for (round = 0; round < 8; round++) {
+			for (i = 0; i < 6; i++) {
+				struct ibv_sge sge = { (uintptr_t)buffer + 2048, 100, mr->lkey }, from = { (uintptr_t)buffer, 40 + i, mr->lkey };
+				struct ibv_recv_wr recv = { .wr_id = 10 + i, .sg_list = &sge, .num_sge = 1 }, *bad_recv;
+				struct ibv_send_wr wr = { .sg_list = &from, .num_sge = 1, .opcode = opcodes[i % 3], .imm_data = htobe32(100 + i),
+					.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)buffer + 1024, mr->rkey } }, *bad;
+				CHECK(ibv_post_recv(qp, &recv, &bad_recv) == 0 && ibv_post_send(qp, &wr, &bad) == 0);
+				CHECK(wait_for(cq).status == IBV_WC_SUCCESS);
+			}
+			for (count = 0; count < 6; count += polled) {
+				memset(wc, 0xa5, sizeof wc);
+				polled = ibv_poll_cq(own, batch, wc);
+				CHECK(polled >= 0);
+				for (i = 0; i < polled; i++) {
+					const int at = count + i, is_write = at % 3 == 1;
+					CHECK(wc[i].status == IBV_WC_SUCCESS && wc[i].wr_id == 10u + at && wc[i].byte_len == 40u + at);
+					CHECK(wc[i].opcode == (is_write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV));
+					CHECK(wc[i].imm_data == (at % 3 ? htobe32(100 + at) : 0));
+					CHECK((wc[i].wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)) == (at % 3 ? IBV_WC_WITH_IMM : 0));
+					CHECK(wc[i].qp_num == qp->qp_num && wc[i].vendor_err == 0);
+				}
+			}
+		}
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(own) == 0);
 }
 
 /* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
@@ -839,7 +992,11 @@ int main(void)
 	calls_within_calls();
 	resets();
 	depths(cq);
-	kept_full(cq);
+	kept_full(cq, IBV_QPT_RC);
+	kept_full(cq, IBV_QPT_UD);
+	lists_kept_full(cq);
+	several_sges(cq);
+	immediates(cq);
 	sizes_of_entries();
 	parent_domains();
 	receivers_of_xrc();
