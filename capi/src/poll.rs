@@ -16,7 +16,7 @@ use crate::events::uncancelled;
 use crate::forms::{either, forms};
 pub(crate) use extended::*;
 pub(crate) use tags::{read_tm_info, read_wc_flags as read_wc_flags_with_tags};
-use wc::{put_receive, put_send, sent, write};
+use wc::{put_immediate, put_receive, put_send, sent, write};
 
 forms! {
     /// `ibv_poll_cq`: returns the number of completions; −1 after a catastrophic error of the
@@ -151,7 +151,7 @@ unsafe extern "C" fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c
     // SAFETY: the caller's promise.
     unsafe {
         if !queue.provider().has_nothing() {
-            return poll_rest(queue, most, into, 0);
+            return poll_others(queue, most, into, 0);
         }
     }
     queue.lock.release();
@@ -173,7 +173,62 @@ unsafe extern "C" fn poll_after(queue: &Cq, most: c_int, into: *mut ibv_wc, coun
             queue.lock.release();
             return count as c_int;
         }
-        poll_rest(queue, most, into, count as c_int)
+        poll_others(queue, most, into, count as c_int)
+    }
+}
+
+/// Polls the rest of `most` completions, of which the fast path does not take the next.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(always)]
+unsafe fn poll_others(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match queue.provider().is_at_receive() {
+            true => poll_receives(queue, most, into, before),
+            false => poll_rest(queue, most, into, before),
+        }
+    }
+}
+
+/// [`poll_rest`] where the next completion is a receive, probably with immediate data. Apart from
+/// the fast path, which would become longer.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(never)]
+unsafe extern "C" fn poll_receives(
+    queue: &Cq,
+    most: c_int,
+    into: *mut ibv_wc,
+    before: c_int,
+) -> c_int {
+    let mut place = into.wrapping_add(before as usize);
+    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
+    // has `most` places.
+    unsafe {
+        let mut batch = queue.provider().good_batch(ByLap::new(), (most - before) as u32);
+        while !batch.is_over() {
+            match batch.next(sent) {
+                Some(Good::Sent(completion, sent)) => put_send::<false>(&completion, sent, place),
+                Some(Good::Received(completion)) => put_receive::<false>(&completion, place),
+                None => match batch.next_received() {
+                    Some(completion) => put_immediate(&completion, place),
+                    None => break,
+                },
+            }
+            place = place.wrapping_add(1);
+        }
+        match batch.finish() {
+            Ok(0) => poll_rest(queue, most, into, before),
+            Ok(count) if before + count as c_int == most => {
+                queue.lock.release();
+                most
+            }
+            Ok(count) => poll_after(queue, most, into, before as u32 + count),
+            Err(count) => poll_given_back(queue, most, into, before as u32 + count),
+        }
     }
 }
 

@@ -62,10 +62,13 @@ unsafe fn write_sent(completion: Completion<'_>, into: *mut ibv_wc) {
 unsafe fn write_received(completion: Completion<'_>, into: *mut ibv_wc) {
     // SAFETY: the caller's place.
     unsafe {
-        if completion.cqe_opcode() != CqeOpcode::RESPONDER_SEND {
-            return write_unusual(completion.again(), into);
+        match completion.cqe_opcode() {
+            CqeOpcode::RESPONDER_SEND => put_receive::<false>(&completion, into),
+            CqeOpcode::RESPONDER_WRITE_IMMEDIATE
+            | CqeOpcode::RESPONDER_SEND_IMMEDIATE
+            | CqeOpcode::RESPONDER_SEND_INVALIDATE => write_immediate(completion.again(), into),
+            _ => write_unusual(completion.again(), into),
         }
-        put_receive::<false>(&completion, into);
     }
 }
 
@@ -165,6 +168,41 @@ pub(super) unsafe fn put_receive<const NEWER: bool>(
     }
 }
 
+/// Writes a receive with immediate data or an invalidated key.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(always)]
+pub(super) unsafe fn put_immediate(completion: &Completion<'_>, into: *mut ibv_wc) {
+    let opcode = match completion.cqe_opcode() {
+        CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
+        _ => wc_opcode::RECV,
+    };
+    let (data, flag) = match completion.immediate() {
+        Some(immediate) => (u32::from_ne_bytes(immediate.0), wc_flags::WITH_IMM),
+        None => match completion.invalidated_rkey() {
+            Some(rkey) => (rkey, wc_flags::WITH_INV),
+            None => (0, 0),
+        },
+    };
+    // SAFETY: the caller's place.
+    unsafe {
+        put_receive::<false>(completion, into);
+        ((*into).opcode, (*into).imm_data) = (opcode, data);
+        (*into).wc_flags |= flag;
+    }
+}
+
+/// [`put_immediate`], out of line.
+///
+/// # Safety
+/// As for [`write`].
+#[inline(never)]
+unsafe fn write_immediate(completion: Completion<'_>, into: *mut ibv_wc) {
+    // SAFETY: the caller's place.
+    unsafe { put_immediate(&completion, into) };
+}
+
 /// The flags of a receive of a message without immediate data.
 #[inline(always)]
 fn receive_flags(completion: &Completion<'_>) -> c_uint {
@@ -172,8 +210,7 @@ fn receive_flags(completion: &Completion<'_>) -> c_uint {
     grh | checksum_flag(completion)
 }
 
-/// Writes the rarer completions: errors, immediate data, invalidated keys, and requests that
-/// changed keys.
+/// Writes the rarer completions: errors, and requests that changed keys.
 ///
 /// # Safety
 /// As for [`write`].

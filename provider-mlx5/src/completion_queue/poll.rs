@@ -106,6 +106,14 @@ impl CompletionQueue {
         what & OWNER != 0 && self.monitor.requested() == self.answered
     }
 
+    /// Whether the next CQE is a successful receive without data inside.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn is_at_receive(&self) -> bool {
+        let what = self.next.op_own() ^ self.owner;
+        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0
+    }
+
     /// Whether the last CQE taken was at the ring's end. Then nothing can be polled before
     /// [`CompletionQueue::begin_lap`] or [`CompletionQueue::give_back`].
     #[doc(hidden)]
@@ -471,8 +479,8 @@ impl GoodBatch<'_> {
 
     /// The next completion, unless [`GoodBatch::is_over`]. For a send, `sent` decides whether the
     /// fast path takes it; the only receives taken are messages without immediate data and
-    /// invalidated keys. After `None` the caller calls [`GoodBatch::finish`], and then the other
-    /// calls.
+    /// invalidated keys. After `None` the caller calls [`GoodBatch::next_received`] or
+    /// [`GoodBatch::finish`], and then the other calls.
     #[inline(always)]
     #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     pub fn next<S>(&mut self, sent: impl FnOnce(Requested) -> Option<S>) -> Option<Good<'_, S>> {
@@ -480,6 +488,17 @@ impl GoodBatch<'_> {
         let (raw, sent) = self.queue.good_at::<true, _>(&self.places, cqe, sent)?;
         self.next = cqe.after(self.queue.stride);
         Some(good_of(raw, sent))
+    }
+
+    /// The next completion, which [`GoodBatch::next`] did not take, if it is a receive with
+    /// immediate data or an invalidated key.
+    #[inline(always)]
+    pub fn next_received(&mut self) -> Option<Completion<'_>> {
+        let cqe = self.next;
+        let what = cqe.op_own() ^ self.queue.owner;
+        let raw = self.queue.good_receive::<false>(&self.places, cqe, what)?;
+        self.next = cqe.after(self.queue.stride);
+        Some(Completion::new(raw))
     }
 
     /// Gives the entries of the completions back to the device, and returns their number. Returns
