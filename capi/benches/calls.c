@@ -14,6 +14,8 @@
 #include <valgrind/callgrind.h>
 
 #define N 64
+/* Requests that the narrow queue pair takes. */
+#define NARROW 16
 #define BATCH 16
 #define LIST 32
 /* Most bytes of inline data: as many as a copy to the doorbell register takes behind any header but UD's. */
@@ -66,8 +68,8 @@ static struct ibv_pd *pd;
 static struct ibv_mr *mr;
 static char data[65536];
 static struct polled plain, extended;
-static struct ibv_qp *qp, *qp_extended, *ud;
-static struct ibv_qp_ex *qx, *ud_x;
+static struct ibv_qp *qp, *qp_extended, *narrow, *wide, *ud;
+static struct ibv_qp_ex *qx, *narrow_x, *ud_x;
 static struct ibv_ah *ah;
 static struct ibv_srq *srq;
 static struct ibv_send_wr sends[N], *bad;
@@ -97,14 +99,15 @@ static void connect_to_itself(struct ibv_qp *qp)
 		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls)
+static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls, uint32_t depth, uint32_t sges)
 {
 	struct ibv_qp_init_attr_ex attr = {
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | (calls ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
 		.send_ops_flags = calls ? IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND |
 			IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM : 0,
-		.cap = { .max_send_wr = 512, .max_recv_wr = 512, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = MOST },
+		.cap = { .max_send_wr = depth, .max_recv_wr = 512, .max_send_sge = sges, .max_recv_sge = 1,
+			.max_inline_data = sges > 1 || depth < 512 ? 0 : MOST },
 	};
 	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
 	CHECK(qp);
@@ -172,7 +175,7 @@ static void drain(int count)
 {
 	settle(&plain, count);
 	while (count) {
-		int polled = ibv_poll_cq(plain.cq, N, wc);
+		int polled = ibv_poll_cq(plain.cq, count < N ? count : N, wc);
 		CHECK(polled >= 0);
 		for (int i = 0; i < polled; i++)
 			CHECK(wc[i].status == IBV_WC_SUCCESS);
@@ -215,6 +218,51 @@ static void inline_64(void) { post(IBV_SEND_INLINE, 64, 1); }
 static void one_sge(void) { post(0, 64, 1); }
 static void list_of_sges(void) { post(0, 64, LIST); }
 static void list_of_inline(void) { post(IBV_SEND_INLINE, 16, LIST); }
+
+/* The last request is signaled, and retires the others. */
+static void several_sges(int list)
+{
+	prepare(IBV_WR_RDMA_WRITE, 0, 64, list);
+	for (int i = 0; i < N; i++) {
+		sends[i].sg_list = &send_sges[i % (N - 2)];
+		sends[i].num_sge = 3;
+	}
+	sends[N - 1].send_flags = IBV_SEND_SIGNALED;
+	COUNTED(for (int i = 0; i < N; i += list) if (ibv_post_send(wide, &sends[i], &bad)) abort());
+	drain(1);
+}
+
+static void three_sges(void) { several_sges(1); }
+static void list_of_three_sges(void) { several_sges(LIST); }
+
+static int call_narrow(const struct ibv_send_wr *wr)
+{
+	ibv_wr_start(narrow_x);
+	narrow_x->wr_id = wr->wr_id;
+	narrow_x->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(narrow_x, mr->rkey, (uintptr_t)data + 32768);
+	ibv_wr_set_sge(narrow_x, mr->lkey, (uintptr_t)data, 64);
+	return ibv_wr_complete(narrow_x);
+}
+
+/* A queue that is kept full: a request is posted for each completion. */
+static void keep_full(int calls)
+{
+	prepare(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 64, 1);
+	for (int i = 0; i < NARROW; i++)
+		CHECK(!ibv_post_send(narrow, &sends[i], &bad));
+	for (int i = 0; i < N; i++) {
+		drain(1);
+		if (calls)
+			COUNTED(if (call_narrow(&sends[i])) abort());
+		else
+			COUNTED(if (ibv_post_send(narrow, &sends[i], &bad)) abort());
+	}
+	drain(NARROW);
+}
+
+static void full_queue(void) { keep_full(0); }
+static void calls_full_queue(void) { keep_full(1); }
 
 static void by_calls(int list, size_t inline_length)
 {
@@ -300,10 +348,10 @@ static void poll_sends(int batch)
 	COUNTED(for (int i = 0; i < N; i += batch) if (ibv_poll_cq(plain.cq, batch, wc) != batch) abort());
 }
 
-static void poll_receives(int batch)
+static void poll_receives(enum ibv_wr_opcode opcode, int batch)
 {
 	prepare_receives(LIST);
-	prepare(IBV_WR_SEND, 0, 64, LIST);
+	prepare(opcode, 0, 64, LIST);
 	for (int i = 0; i < N; i += LIST)
 		CHECK(!ibv_post_recv(qp, &receives[i], &bad_receive) && !ibv_post_send(qp, &sends[i], &bad));
 	settle(&plain, N);
@@ -313,8 +361,10 @@ static void poll_receives(int batch)
 
 static void poll_send(void) { poll_sends(1); }
 static void poll_many_sends(void) { poll_sends(BATCH); }
-static void poll_receive(void) { poll_receives(1); }
-static void poll_many_receives(void) { poll_receives(BATCH); }
+static void poll_receive(void) { poll_receives(IBV_WR_SEND, 1); }
+static void poll_many_receives(void) { poll_receives(IBV_WR_SEND, BATCH); }
+static void poll_immediate(void) { poll_receives(IBV_WR_RDMA_WRITE_WITH_IMM, 1); }
+static void poll_many_immediates(void) { poll_receives(IBV_WR_RDMA_WRITE_WITH_IMM, BATCH); }
 
 static void poll_extended(int batch)
 {
@@ -450,11 +500,15 @@ static const struct {
 	{ "`ibv_post_send`, 1 SGE", one_sge, 318 },
 	{ "`ibv_post_send`, list of 32, 1 SGE", list_of_sges, 177 },
 	{ "`ibv_post_send`, list of 32, inline 16 B", list_of_inline, 201 },
+	{ "`ibv_post_send`, 3 SGEs", three_sges, 407 },
+	{ "`ibv_post_send`, list of 32, 3 SGEs", list_of_three_sges, 237 },
+	{ "`ibv_post_send`, 1 SGE, a queue kept full", full_queue, 330 },
 	{ "`ibv_wr_*`, inline 16 B", calls_inline_16, 300 },
 	{ "`ibv_wr_*`, inline 64 B", calls_inline_64, 325 },
 	{ "`ibv_wr_*`, 1 SGE", calls_sge, 270 },
 	{ "`ibv_wr_*`, batch of 32, 1 SGE", calls_batch, 137 },
 	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 171 },
+	{ "`ibv_wr_*`, 1 SGE, a queue kept full", calls_full_queue, 283 },
 	{ "`ibv_wr_*` on UD, inline 16 B", ud_inline_16, 358 },
 	{ "`ibv_wr_*` on UD, inline 64 B", ud_inline_64, 383 },
 	{ "`ibv_wr_*` on UD, 1 SGE", ud_sge, 328 },
@@ -465,6 +519,8 @@ static const struct {
 	{ "`ibv_poll_cq` of 16, send", poll_many_sends, 109 },
 	{ "`ibv_poll_cq` of 1, receive", poll_receive, 0 },
 	{ "`ibv_poll_cq` of 16, receive", poll_many_receives, 142 },
+	{ "`ibv_poll_cq` of 1, receive with immediate", poll_immediate, 244 },
+	{ "`ibv_poll_cq` of 16, receive with immediate", poll_many_immediates, 144 },
 	{ "`ibv_start_poll` and `ibv_end_poll`", poll_fields, 202 },
 	{ "`ibv_start_poll` and 15 `ibv_next_poll`", poll_many_fields, 160 },
 };
@@ -492,9 +548,12 @@ int main(int argc, char **argv)
 	extended.cq = (struct ibv_cq *)ibv_create_cq_ex(context, &attr);
 	srq = ibv_create_srq(pd, &srq_attr);
 	CHECK(mr && plain.cq && extended.cq && srq);
-	qp = make_qp(plain.cq, 1);
+	qp = make_qp(plain.cq, 1, 512, 1);
 	qx = ibv_qp_to_qp_ex(qp);
-	qp_extended = make_qp(extended.cq, 0);
+	qp_extended = make_qp(extended.cq, 0, 512, 1);
+	narrow = make_qp(plain.cq, 1, NARROW, 1);
+	narrow_x = ibv_qp_to_qp_ex(narrow);
+	wide = make_qp(plain.cq, 0, 512, 4);
 	make_ud();
 	if (is_grid)
 		return grid(), 0;
