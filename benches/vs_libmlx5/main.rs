@@ -48,6 +48,8 @@ mod producer;
 mod report;
 mod safe;
 mod scale;
+#[path = "../../provider-mlx5/benches/hot_path/shapes.rs"]
+mod shapes;
 mod sides;
 #[path = "../../provider-mlx5/benches/hot_path/valgrind.rs"]
 mod valgrind;
