@@ -273,7 +273,7 @@ impl RecvQueue {
     #[inline(always)]
     fn open_usual(&mut self) {
         if !self.handle.may_hold(RECEIVES) && self.state().can_receive() {
-            let free = (self.mask as u16).wrapping_add(1).wrapping_sub(self.not_completed());
+            let free = (self.mask as u16 + 1).saturating_sub(self.not_completed());
             self.open(free.into());
         }
     }

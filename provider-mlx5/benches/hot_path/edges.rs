@@ -98,8 +98,34 @@ fn kept_full(points: &mut Vec<Point>) {
         // SAFETY: no device reads the data.
         unsafe { queue.post_request(&request) }
     });
+    batches(points);
     template::<1, _>(points, Sge::new(0x1000, 64, 7));
     template::<2, _>(points, Inline(&[7; 64]));
+}
+
+/// Batches of 16 requests, of two blocks each, in a queue that is kept full of them.
+fn batches(points: &mut Vec<Point>) {
+    const EACH: usize = 16;
+    let mut rig = nearly_full(EACH as u32, write_64);
+    write_64(&mut rig.queue, 0).expect("space");
+    points.push(Point {
+        name: format!("full {EACH} batch{EACH} write const 64"),
+        run: Box::new(move || {
+            for _ in 0..OPERATIONS / EACH {
+                rig.complete(rig.queue.head().wrapping_sub(2));
+                counted(|| {
+                    let mut batch = rig.queue.batch().expect("the state allows it");
+                    for i in 0..EACH {
+                        let (to, data) = (Write(remote(i)), Inline(&[7; 64]));
+                        // SAFETY: inline data is copied, so no memory is shared.
+                        unsafe { batch.build(i as u64, to, data, NONE) }.expect("space");
+                    }
+                    batch.publish();
+                });
+            }
+            0
+        }),
+    });
 }
 
 /// A template of so many blocks in a queue that is kept full.

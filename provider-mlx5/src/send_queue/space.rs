@@ -27,7 +27,7 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
     requests: u32,
-    /// Between tail and head.
+    /// Between tail and head, or in a batch after it.
     end: u32,
 }
 
@@ -159,11 +159,20 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Requests that may be posted at a counter, as far as the tail is known.
     #[inline(never)]
     pub(super) fn requests_left(&mut self, head: u32) -> u32 {
-        self.counted.requests += self.requests_in(self.counted.end, self.head);
-        self.counted.end = self.head;
-        let outstanding = self.counted.requests + self.requests_in(self.head, head);
+        let is_past = (self.counted.end.wrapping_sub(head) as i32) > 0;
+        if is_past {
+            self.counted = Counted::up_to(self.tail);
+        }
+        self.counted.requests += self.requests_in(self.counted.end, head);
+        self.counted.end = head;
         // Another program may have written the ring, so it is not trusted.
-        self.max_requests.saturating_sub(outstanding)
+        self.max_requests.saturating_sub(self.counted.requests)
+    }
+
+    /// Raises the bound by counting the requests before a counter.
+    #[inline(always)]
+    fn count(&mut self, head: u32) {
+        self.bound = head.wrapping_add(self.requests_left(head));
     }
 
     /// Requests in the ring between two counters at which requests start.
@@ -199,6 +208,9 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn search(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
         self.retire();
+        if self.requests_open(head) == 0 {
+            self.count(head);
+        }
         if self.has_space(head, blocks) { Ok(()) } else { self.count_space(head, blocks) }
     }
 
@@ -214,9 +226,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if self.requests_open(head) > 0 {
             return Ok(());
         }
-        let left = self.requests_left(head);
-        self.bound = head.wrapping_add(left);
-        if left > 0 { Ok(()) } else { Err(PostError::Full) }
+        self.count(head);
+        if self.requests_open(head) > 0 { Ok(()) } else { Err(PostError::Full) }
     }
 
     /// Finds space for a request of `blocks` blocks at the head, and takes its id, which is 0 if
@@ -273,7 +284,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return false;
         }
         if self.requests_open(self.head) == 0 {
-            self.bound = self.head.wrapping_add(self.requests_left(self.head));
+            self.count(self.head);
         }
         let open = self.open_from(self.head, blocks);
         let has_space = (self.requests_open(self.head) > 0) & (open >= least);
@@ -345,6 +356,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     pub(super) fn forget_batch(&mut self, blocks: u32) {
         self.batch_start.is_open = false;
         self.bound = self.tail.wrapping_add(self.max_requests);
+        self.counted = Counted::up_to(self.tail);
         for block in 0..blocks {
             let counter = self.head.wrapping_add(block);
             self.state().set_send_end(counter, None);
