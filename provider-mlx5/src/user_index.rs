@@ -6,7 +6,7 @@
 //! the first places are used first.
 //!
 //! Two queues share a place only if more than 65,535 are registered. Such a place is empty, and the
-//! slow path finds both queues by all 24 bits.
+//! slow path finds each queue in a second table, of only the indices with its upper 8 bits.
 //!
 //! A closed queue may still have CQEs in its CQs. libmlx5 takes the locks of both CQs and removes
 //! them. This library marks the queue's block as closed, and the poller drops the CQEs when it
@@ -256,6 +256,14 @@ impl UserIndexTable {
         &self.0.tables.direct
     }
 
+    /// The block at each place, of only the indices with these upper 8 bits. `None` if no queues
+    /// share a place, or no such index was given out. For a poller that has found no queue in
+    /// [`UserIndexTable::direct`].
+    #[inline(always)]
+    pub(crate) fn part(&self, upper: u8) -> Option<&BlockTable> {
+        self.0.tables.part(upper)
+    }
+
     /// Whether it is the parent's ([`disown`](Self::disown)).
     pub(crate) fn is_inherited(&self) -> bool {
         self.0.inherited.load(Ordering::Relaxed)
@@ -283,14 +291,19 @@ impl Tables {
             return found;
         }
         // Read after the place. If two indices share it, it was emptied after this was written.
-        let part = self.parts.get((index >> 16) as usize).and_then(OnceLock::get);
-        part.map_or(&self.unused, |part| part.get(place))
+        self.part((index >> 16) as u8).map_or(&self.unused, |part| part.get(place))
+    }
+
+    /// The table of the indices with these upper 8 bits.
+    #[inline(always)]
+    fn part(&self, upper: u8) -> Option<&BlockTable> {
+        self.parts.get(usize::from(upper))?.get()
     }
 
     /// Makes a user index lead to `block`. Called with the lock of [`Inner::control`].
     fn set(&self, index: u32, block: &Shared<QueueState>) {
         let place = place_of(index);
-        match self.parts.get((index >> 16) as usize).and_then(OnceLock::get) {
+        match self.part((index >> 16) as u8) {
             None => self.direct.set(place, block),
             Some(part) => {
                 part.set(place, block);

@@ -39,6 +39,7 @@ const _: () = {
     assert!(CqeOpcode::REQUESTER.0 == 0);
     assert!(CqeOpcode::RESPONDER_SEND_INVALIDATE.0 << 4 == FIRST_RECEIVE + (3 << 4));
     assert!(NO_GOOD_RECEIVE & (OWNER | FORMAT) == OWNER | FORMAT);
+    assert!(SEND_ERROR < RECEIVE_ERROR && FIRST_RECEIVE + (3 << 4) < SEND_ERROR);
 };
 
 /// Why the fast path takes no completion.
@@ -46,6 +47,16 @@ pub(super) enum Other {
     Nothing,
     /// The next CQE is for the slow path.
     Slow,
+}
+
+/// What a CQE for the slow path looks like.
+#[derive(Clone, Copy)]
+pub(super) enum Look {
+    /// A send that succeeded (0) or a receive, without data inside.
+    Good(u8),
+    /// The title of a session of receives.
+    Title,
+    Other,
 }
 
 /// A completion that the fast path took, by direction. Callers with separate code for each
@@ -273,13 +284,42 @@ impl CompletionQueue {
         complete_receive(self.queues.receives_of(places, cqe)?, cqe)
     }
 
-    /// Whether the next CQE looks like the title of a session of receives.
+    /// What the next CQE looks like, if software owns it.
     #[inline(always)]
-    pub(super) fn is_at_title(&self) -> bool {
-        is_title(self.next, self.owner)
+    pub(super) fn look(&self) -> Look {
+        let what = self.next.op_own() ^ self.owner;
+        let receive = what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE;
+        // First, so that errors pay for one comparison only.
+        if what >= SEND_ERROR {
+            Look::Other
+        } else if what == 0 || receive == 0 {
+            Look::Good(what)
+        } else if receive == TITLE {
+            Look::Title
+        } else {
+            Look::Other
+        }
     }
 
-    /// [`CompletionQueue::is_at_title`] for the CQE at a counter.
+    /// The completion at `cqe`, which looks like [`Look::Good`] with this value, if it can be
+    /// completed.
+    #[inline(always)]
+    pub(super) fn complete_good(&self, places: &Places, cqe: CqeView, what: u8) -> Option<Raw> {
+        match what {
+            0 => self.complete_send(places, cqe),
+            _ => complete_receive(self.queues.receives_of(places, cqe)?, cqe),
+        }
+    }
+
+    /// The next completion, if it is one that the fast path takes, or that
+    /// [`CompletionQueue::complete_inline_or_error`] does.
+    #[inline(always)]
+    pub(super) fn complete_any(&self, places: &Places) -> Option<Raw> {
+        let raw = self.complete::<false>(places, self.next).ok();
+        raw.or_else(|| self.complete_inline_or_error(places))
+    }
+
+    /// Whether the CQE at a counter looks like the title of a session of receives.
     #[inline(always)]
     pub(super) fn is_title(&self, at: u32) -> bool {
         is_title(self.ring.cqe(at), self.ring.lap(at))
@@ -296,15 +336,15 @@ impl CompletionQueue {
     /// queue whose data is inside the CQE, which is copied to its buffer; or an error, unless it is
     /// of an SRQ's receive. `None`, with nothing changed, for all others.
     #[inline(always)]
-    pub(super) fn complete_inline_or_error(&self) -> Option<Raw> {
+    pub(super) fn complete_inline_or_error(&self, places: &Places) -> Option<Raw> {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.owner;
         if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
-            return self.complete_inline(cqe);
+            return self.complete_inline(places, cqe);
         }
         match what & !SOLICITED {
-            SEND_ERROR => self.fail_send(cqe),
-            RECEIVE_ERROR => self.fail_receive(cqe),
+            SEND_ERROR => self.fail_send(places, cqe),
+            RECEIVE_ERROR => self.fail_receive(places, cqe),
             _ => None,
         }
     }
@@ -325,8 +365,8 @@ impl CompletionQueue {
     }
 
     #[inline(always)]
-    fn complete_inline(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
+    fn complete_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queues.own_receives_of(places, cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = self.to_outstanding(queue, index, cqe)?;
@@ -336,8 +376,8 @@ impl CompletionQueue {
     }
 
     #[inline(always)]
-    fn fail_send(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.sends_of(self.queues.places(), cqe)?;
+    fn fail_send(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queues.sends_of(places, cqe)?;
         let side = queue.send_side();
         let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
         let status = error_status(cqe);
@@ -348,8 +388,8 @@ impl CompletionQueue {
     }
 
     #[inline(always)]
-    fn fail_receive(&self, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.own_receives_of(self.queues.places(), cqe)?;
+    fn fail_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queues.own_receives_of(places, cqe)?;
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = queue.outstanding(index)?;

@@ -4,6 +4,7 @@ use core::mem::offset_of;
 
 use super::completion::Raw;
 use super::past::INDEX;
+use super::poll::Look;
 use super::resize::is_mark;
 use super::ring::{CqeView, OWNER, marker};
 use super::tags::{holds_receive, is_tagged};
@@ -45,13 +46,36 @@ impl core::fmt::Debug for EventSource {
 }
 
 impl CompletionQueue {
-    /// Polls the CQEs that the fast path leaves. Titles of sessions, inline data that is copied to
-    /// buffers, and errors come first: handled by functions that use few registers, they cost
-    /// little more than other completions.
+    /// Polls the CQEs that the fast path leaves. Errors, titles of sessions, queues that share a
+    /// place in the table, and inline data that is copied to buffers come first: handled by code
+    /// that uses few registers, they cost little more than other completions.
     #[cold]
     #[inline(never)]
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
-        if self.is_at_title() { self.poll_title() } else { self.poll_inline_or_error() }
+        match self.look() {
+            Look::Good(what) => match self.poll_by_index(what) {
+                Some(raw) => Ok(raw),
+                None => self.poll_any(),
+            },
+            Look::Title => self.poll_title(),
+            Look::Other => self.poll_inline_or_error(),
+        }
+    }
+
+    /// Polls a successful send or receive of a queue that shares its place with another one. In a
+    /// context with as many queues as that takes, most completions may come here. `None`, with
+    /// nothing changed, for others, and for the last of a lap, so that this calls no function.
+    #[inline(always)]
+    fn poll_by_index(&mut self, what: u8) -> Option<Raw> {
+        let cqe = self.next;
+        let after = cqe.after(self.stride);
+        if after == self.end {
+            return None;
+        }
+        let raw = self.complete_good(&self.queues.places_of_part(cqe)?, cqe, what)?;
+        self.consumed = self.consumed.wrapping_add(1);
+        self.next = after;
+        Some(raw)
     }
 
     /// Decompresses the session whose title is the next CQE, a receive's, and polls its first
@@ -70,7 +94,10 @@ impl CompletionQueue {
                 break;
             }
         }
-        self.pass_completed(self.complete_good_receive())
+        match self.complete_good_receive() {
+            Some(raw) => Ok(self.passed(raw)),
+            None => self.poll_rest_by_index(),
+        }
     }
 
     /// Whether the CQE that many after the next one is the title of a session of receives that fits
@@ -88,19 +115,31 @@ impl CompletionQueue {
 
     #[inline(never)]
     fn poll_inline_or_error(&mut self) -> Result<Raw, PollError> {
-        self.pass_completed(self.complete_inline_or_error())
+        match self.complete_inline_or_error(self.queues.places()) {
+            Some(raw) => Ok(self.passed(raw)),
+            None => self.poll_rest_by_index(),
+        }
     }
 
-    /// Counts the next CQE as polled, if it was completed; otherwise polls it as any.
+    /// [`CompletionQueue::poll_by_index`] for inline data, errors, and titles that were
+    /// decompressed. Polls all others as any.
+    #[inline(never)]
+    fn poll_rest_by_index(&mut self) -> Result<Raw, PollError> {
+        match self.queues.places_of_part(self.next).and_then(|places| self.complete_any(&places)) {
+            Some(raw) => Ok(self.passed(raw)),
+            None => self.poll_any(),
+        }
+    }
+
+    /// Counts the next CQE, which was completed, as polled.
     #[inline(always)]
-    fn pass_completed(&mut self, raw: Option<Raw>) -> Result<Raw, PollError> {
-        let Some(raw) = raw else { return self.poll_any() };
+    fn passed(&mut self, raw: Raw) -> Raw {
         self.consumed = self.consumed.wrapping_add(1);
         self.next = self.next.after(self.stride);
         if self.next == self.end {
             self.next_lap();
         }
-        Ok(raw)
+        raw
     }
 
     /// Consumes CQEs until one is a completion to report.

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use core::mem::offset_of;
 use core::ops::Deref;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use super::QueueState;
 use super::side::base_of;
 use super::side::{NO_START, NONE_OUTSTANDING, Side};
 use crate::completion_queue::{Completion, CqeView};
+use crate::format::Cqe;
 use crate::free_list::{ANY, CLOSED, FreeList, NO_INDEX, POSTED, WITH_LISTS};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use crate::user_index::UserIndexTable;
@@ -352,8 +354,8 @@ pub(crate) struct PolledQueues {
     identity: u64,
 }
 
-/// The first place of [`UserIndexTable::direct`]. A batch copies it, so that it stays in a
-/// register.
+/// The first place of [`UserIndexTable::direct`], or of a [`UserIndexTable::part`]. A batch copies
+/// it, so that it stays in a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places(*const AtomicPtr<QueueState>);
 
@@ -381,6 +383,15 @@ impl PolledQueues {
     #[inline(always)]
     pub(crate) fn places(&self) -> &Places {
         &self.places
+    }
+
+    /// The same argument, for a CQE whose queue is not found with the other one: places of only the
+    /// indices whose upper 8 bits are those of the CQE's. `None` if no queues share a place.
+    #[inline(always)]
+    pub(crate) fn places_of_part(&self, cqe: CqeView) -> Option<Places> {
+        crate::barrier::from_device();
+        let upper = cqe.u8(offset_of!(Cqe, srqn_user_index) + 1);
+        Some(Places(self.table.part(upper)?.places.as_ptr()))
     }
 
     /// The open queue of a send CQE that software owns, if its sends complete to this CQ. `None` as
@@ -429,10 +440,11 @@ impl PolledQueues {
     /// The queue at the place of a CQE's user index. The two bytes above the place are not
     /// compared, because that costs two instructions, and no CQE completes anything that it could
     /// not complete by the right index: two queues never share a place here, see
-    /// [`UserIndexTable::direct`]. The upper one counts the segments of large receive offload.
+    /// [`UserIndexTable::direct`] and [`UserIndexTable::part`]. The upper one counts the segments
+    /// of large receive offload.
     #[inline(always)]
     fn find(&self, places: &Places, cqe: CqeView) -> &QueueState {
-        debug_assert_eq!(*places, self.places);
+        debug_assert!(*places == self.places || Some(*places) == self.places_of_part(cqe));
         crate::barrier::from_device();
         let place = usize::from(cqe.place_of_user_index()) % PLACES;
         // SAFETY: `places` are those of `self`, since a CQ passes its own. There are as many, each

@@ -1,7 +1,7 @@
 //! Queues that are closed or reset while their completions are still in the CQ.
 
 use uverbs_mlx5::completion_queue::PollError;
-use uverbs_mlx5::format::{CqeFormat, MiniCqe, MiniCqeFormat};
+use uverbs_mlx5::format::{CqeFormat, MiniCqe, MiniCqeFormat, Syndrome};
 use uverbs_mlx5::queue_state::{QpState, Shape};
 use uverbs_mlx5::request::{PostFlags, Sge};
 use uverbs_mlx5::send_queue::{Nop, Rc};
@@ -353,6 +353,57 @@ fn queues_that_share_a_place_in_the_table_are_distinguished() {
     assert_eq!(third.user_index(), index, "used again");
     let _other = busy(&third);
     assert_eq!([complete(&third, 0), complete(&first, 3)], [Ok(3), Ok(1)]);
+    drop(others);
+}
+
+#[test]
+fn every_kind_of_completion_finds_its_queue_at_a_shared_place() {
+    let mut cq = Cq::with(32, 64, MiniCqeFormat::HASH);
+    let queues = |cq: &Cq| {
+        let receives = recv_queue(cq, 16, 16, false);
+        (busy_send_queue(cq, 8, 2), receives, shared_recv_queue(cq, 8, 32, false))
+    };
+    let first = queues(&cq);
+    let none = Shape { send_wqebbs: 0, recv_wqes: 0, shared_receive: false };
+    let others: Vec<_> = (0..1 << 16).map(|i| cq.table.register(none, &[], None, i)).collect();
+    for (sends, mut receives, mut shared) in [first, queues(&cq)] {
+        post_receives(&mut receives, 100..107);
+        // SAFETY: no memory is named.
+        unsafe { shared.queue.post(107, &[]) }.expect("space");
+        let (syndrome, send, receive) = (Syndrome::FLUSHED.0, &sends.handle, &receives.handle);
+        cq.produce(Cqe::recv(receive, 0));
+        cq.produce_session(Cqe::recv(receive, 1), &[MiniCqe::with_hash(0, 60); 4]);
+        cq.produce(Cqe::recv(receive, 5).inline(CqeFormat::INLINE_32, &[5; 20]));
+        cq.produce(Cqe::recv(receive, 6).failed(0, syndrome));
+        cq.produce(Cqe::recv(&shared.qp, 0));
+        for id in 100..108 {
+            let done = cq.queue.poll().expect("a completion");
+            assert_eq!((done.wr_id(), done.is_success()), (id, id != 106));
+            let queue = if id == 107 { &shared.qp } else { receive };
+            assert!(core::ptr::eq(done.state(), queue.state()));
+        }
+        cq.produce(Cqe::send(send, 0));
+        cq.produce(Cqe::send(send, 1).failed(0, syndrome));
+        for is_success in [true, false] {
+            let done = cq.queue.poll().expect("a completion");
+            assert_eq!(done.is_success(), is_success);
+            assert!(core::ptr::eq(done.state(), send.state()));
+        }
+        for refused in [Cqe::send(send, 1), Cqe::recv(receive, 6), Cqe::recv(&shared.qp, 0)] {
+            cq.produce(refused.clone());
+            cq.produce(refused.failed(0, syndrome));
+            let polled = [(); 3].map(|()| cq.queue.poll().map(|_| ()));
+            let error = Err(PollError::NotOutstanding);
+            assert_eq!(polled, [error, error, Err(PollError::Empty)]);
+        }
+        for handle in [&sends.handle, &receives.handle, &shared.qp] {
+            handle.close();
+            cq.produce(Cqe::send(handle, 2));
+            cq.produce(Cqe::recv(handle, 2));
+        }
+        assert_eq!(cq.queue.poll().map(|_| ()), Err(PollError::Empty));
+    }
+    assert_eq!(cq.queue.dropped(), 12);
     drop(others);
 }
 
