@@ -22,6 +22,9 @@ const ONE: (usize, u32) = (1, 256);
 const SOME: (usize, u32) = (64, 256);
 const THOUSAND: (usize, u32) = (1000, 32);
 
+/// As many queues as the table of user indices has places.
+const PLACES: usize = 1 << 16;
+
 /// Queue pairs that complete to one CQ, half of whose receives are an SRQ's.
 pub(crate) struct Many {
     cq: CompletionQueue,
@@ -75,19 +78,33 @@ const ERRORS: &[What] = &{
 };
 
 impl Many {
-    fn new((queues, entries): (usize, u32)) -> Self {
+    fn new(size: (usize, u32)) -> Self {
+        Self::in_table(&UserIndexTable::new(), size)
+    }
+
+    /// In a table with so many queues that each of these shares its place with another one.
+    fn crowded() -> Self {
         let table = UserIndexTable::new();
-        let (cq, device) = fixture::completion_queue(&table, 1024);
+        let before = Self::in_table(&table, SOME);
+        let filler = || fixture::handle(&table, &[], [0, 0], None);
+        let fillers: Vec<_> = (0..PLACES).map(|_| filler()).collect();
+        // Their indices stay in use.
+        std::mem::forget((before, fillers));
+        Self::in_table(&table, SOME)
+    }
+
+    fn in_table(table: &UserIndexTable, (queues, entries): (usize, u32)) -> Self {
+        let (cq, device) = fixture::completion_queue(table, 1024);
         let monitors = [cq.monitor()];
         let pair = |_| {
-            let handle = fixture::handle(&table, &monitors, [entries, entries], None);
+            let handle = fixture::handle(table, &monitors, [entries, entries], None);
             let sends = fixture::send_queue_of(&handle, entries);
             let receives = fixture::recv_queue_of(&handle, entries);
             Pair { sends, receives, handle, sent: 0, received: 0 }
         };
         let pairs = (0..queues).map(pair).collect();
-        let (srq, handle) = fixture::shared_recv_queue(&table, &monitors);
-        let shared = |_| fixture::handle(&table, &monitors, [1, 0], Some(&handle));
+        let (srq, handle) = fixture::shared_recv_queue(table, &monitors);
+        let shared = |_| fixture::handle(table, &monitors, [1, 0], Some(&handle));
         let shared = (0..queues).map(shared).collect();
         Self { cq, device, pairs, srq, shared, srq_posted: 0, random: 0x9e37_79b9_7f4a_7c15 }
     }
@@ -286,10 +303,17 @@ pub(crate) fn compressed_16(bench: &mut Bench) -> u64 {
 /// Queue pairs that are made when they are first needed, and used by several points.
 type Lazy = RefCell<Option<Many>>;
 
+/// Queue pairs by name, and how they are made.
+type Queues = (&'static str, fn() -> Many, &'static Lazy);
+
 /// Points of the grid: each form of completions, of one queue pair, 64 and 1,000 in random order.
 pub(crate) fn points(points: &mut Vec<Point>) {
-    let sizes: [(_, &'static Lazy); 3] =
-        [ONE, SOME, THOUSAND].map(|size| (size, &*Box::leak(Box::new(Lazy::default()))));
+    let lazy = || -> &'static Lazy { Box::leak(Box::default()) };
+    let sizes: [Queues; 3] = [
+        ("1", || Many::new(ONE), lazy()),
+        ("64", Many::some, lazy()),
+        ("1000", || Many::new(THOUSAND), lazy()),
+    ];
     of_form(points, &sizes, "sends", SENDS, |_| 0);
     of_form(points, &sizes, "receives", RECEIVES, |_| 0);
     of_form(points, &sizes, "both", BOTH, |_| 0);
@@ -303,33 +327,36 @@ pub(crate) fn points(points: &mut Vec<Point>) {
     of_form(points, &sizes, "flushed", FLUSHED, |done| done.is_success().into());
     of_form(points, &sizes, "copied", BOTH, |done| done.to_work_completion().wr_id);
     of_form(points, &sizes, "compressed", COMPRESSED, |_| 0);
+    let crowded: [Queues; 1] = [("crowded", Many::crowded, lazy())];
+    of_form(points, &crowded, "both", BOTH, |_| 0);
+    of_form(points, &crowded, "srq", SHARED, |_| 0);
 }
 
 /// Completions of one form, polled alone and in batches of 16.
 fn of_form(
     points: &mut Vec<Point>,
-    sizes: &[((usize, u32), &'static Lazy)],
+    sizes: &[Queues],
     name: &str,
     forms: &'static [What],
     read: impl Fn(&Completion<'_>) -> u64 + Copy + 'static,
 ) {
-    let run = move |(size, many): ((usize, u32), &'static Lazy), poll: fn(&mut Many, _) -> u64| {
+    let run = move |(_, make, many): Queues, poll: fn(&mut Many, _) -> u64| {
         Box::new(move || {
             let mut many = many.borrow_mut();
-            let many = many.get_or_insert_with(|| Many::new(size));
+            let many = many.get_or_insert_with(make);
             many.prepare(forms);
             poll(many, read)
         })
     };
-    for &size in sizes {
-        let name = |form| format!("{form} poll {name} {}", size.0.0);
+    for &queues in sizes {
+        let name = |form| format!("{form} poll {name} {}", queues.0);
         points.push(Point {
             name: name("alone"),
-            run: run(size, |many, read| many.poll_alone(read)),
+            run: run(queues, |many, read| many.poll_alone(read)),
         });
         points.push(Point {
             name: name("batch16"),
-            run: run(size, |many, read| many.poll(16, read)),
+            run: run(queues, |many, read| many.poll(16, read)),
         });
     }
 }
