@@ -449,17 +449,13 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 pub(super) struct Open<'q, T: Transport, R: Register, const N: usize>(&'q mut SendQueue<T, R>);
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
-    /// The queue, if its fast path is open for such a template, or could be opened.
+    /// The queue, if its fast path is open for such a template.
     #[inline(always)]
     pub(super) fn open_for<const N: usize>(
         &mut self,
         needed: Needed<N>,
     ) -> Option<Open<'_, T, R, N>> {
-        if self.next.fits(needed) {
-            return Some(Open(self));
-        }
-        crate::hint::cold_path();
-        if needed.is_direct() && self.reopen_for(N as u32) { Some(Open(self)) } else { None }
+        if self.next.fits(needed) { Some(Open(self)) } else { None }
     }
 }
 

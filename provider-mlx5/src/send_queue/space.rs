@@ -114,12 +114,6 @@ impl<const N: usize> Needed<N> {
     /// More than any ring has, and no sum with these overflows.
     pub(super) const NEVER: Self = Self(1 << 24);
 
-    /// Whether the fast path takes the template at all.
-    #[inline(always)]
-    pub(super) fn is_direct(self) -> bool {
-        matches!(N, 1..=MAX_DIRECT) && (N == 1 || self.0 != Self::NEVER.0)
-    }
-
     /// For a request that takes all blocks.
     pub(super) fn all() -> Self {
         if N <= MAX_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
