@@ -49,6 +49,35 @@ impl CompletionQueue {
         (filled != Some(false)).then_some(word)
     }
 
+    /// Completes a receive of an SRQ whose data is inside the CQE, of [`CqeFormat::INLINE_32`], and
+    /// copies the data to its buffers. Returns its id and status; `None`, with nothing changed, if
+    /// it is not outstanding.
+    #[inline(always)]
+    pub(super) fn to_shared(&self, srq: &QueueState, cqe: CqeView) -> Option<(u64, Status)> {
+        let index = cqe.u16(offset_of!(Cqe, wqe_counter));
+        let claimed = srq.claim(index)?;
+        let filled = srq.with_recv_ring(|ring| {
+            // SAFETY: the ring is live while it is lent. The receive was published and has not
+            // completed, and this thread has claimed its entry. So the ring still holds the
+            // receive, and its buffers are lent to the device.
+            unsafe { to_first_buffer(ring, u32::from(index), cqe, self.null_lkey) }
+        });
+        let status = match filled {
+            Some(false) => self.to_several(srq, index, cqe),
+            _ => Status::Success,
+        };
+        let wr_id = claimed.wr_id();
+        claimed.give_back();
+        Some((wr_id, status))
+    }
+
+    /// Copies data as [`CompletionQueue::to_shared`] does, if the first buffer does not hold it.
+    #[cold]
+    #[inline(never)]
+    fn to_several(&self, srq: &QueueState, index: u16, cqe: CqeView) -> Status {
+        self.fill_receive(cqe, CqeFormat::INLINE_32, index, srq)
+    }
+
     /// Completes a request of a send queue that completes to this CQ.
     pub(super) fn finish_send(
         &self,
@@ -75,7 +104,7 @@ impl CompletionQueue {
                     unsafe { to_send(ring, index, data, self.null_lkey) }
                 })
             };
-            deliver(cqe, op_own, fill)
+            deliver(cqe, op_own.format(), fill)
         };
         let mut wr_id = state.send_entry(u32::from(index)).load(Ordering::Relaxed);
         if wr_id == NO_START {
@@ -104,7 +133,7 @@ impl CompletionQueue {
             lkey: sge.lkey(),
             address: sge.address(),
         });
-        deliver(cqe, op_own, |data| {
+        deliver(cqe, op_own.format(), |data| {
             let fits = data.len() <= entry.length;
             // SAFETY: the device had the entry, so its buffer is lent for writing until the
             // completion is reported, which is after this.
@@ -164,6 +193,17 @@ impl CompletionQueue {
             state.receive_failed(status == Status::LocalLength);
             return status;
         }
+        self.fill_receive(cqe, op_own.format(), index, receives)
+    }
+
+    /// Copies inline data to the buffers of an outstanding receive that was posted to `receives`.
+    fn fill_receive(
+        &self,
+        cqe: CqeView,
+        format: CqeFormat,
+        index: u16,
+        receives: &QueueState,
+    ) -> Status {
         let fill = |data: &[u8]| {
             receives.with_recv_ring(|ring| {
                 // SAFETY: the ring is live while it is lent. The receive was published and has not
@@ -173,15 +213,15 @@ impl CompletionQueue {
                 unsafe { to_receive(ring, u32::from(index), data, self.null_lkey) }
             })
         };
-        deliver(cqe, op_own, fill)
+        deliver(cqe, format, fill)
     }
 }
 
 /// Copies inline data to its buffers with `fill`, which returns whether the data fitted, or `None`
 /// if the queue leaves inline data in the CQE.
-fn deliver(cqe: CqeView, op_own: OpOwn, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
-    // SAFETY: `report` checked that this format fits the entry's size.
-    let Some((bytes, most)) = (unsafe { inline_data(cqe, op_own.format()) }) else {
+fn deliver(cqe: CqeView, format: CqeFormat, fill: impl FnOnce(&[u8]) -> Option<bool>) -> Status {
+    // SAFETY: `report` checked that this format fits the entry's size; 32 bytes fit all.
+    let Some((bytes, most)) = (unsafe { inline_data(cqe, format) }) else {
         return Status::Success;
     };
     let length = cqe.u32(offset_of!(Cqe, byte_count)) as usize;

@@ -332,9 +332,9 @@ impl CompletionQueue {
         self.good_receive::<false>(self.queues.places(), self.next, what)
     }
 
-    /// The next completion, if it is one of two kinds: a successful receive of a QP's own receive
-    /// queue whose data is inside the CQE, which is copied to its buffer; or an error, unless it is
-    /// of an SRQ's receive. `None`, with nothing changed, for all others.
+    /// The next completion, if it is one of two kinds: a successful receive whose data is inside
+    /// the CQE, which is copied to its buffer; or an error, unless it is of an SRQ's receive.
+    /// `None`, with nothing changed, for all others.
     #[inline(always)]
     pub(super) fn complete_inline_or_error(&self, places: &Places) -> Option<Raw> {
         let cqe = self.next;
@@ -364,15 +364,28 @@ impl CompletionQueue {
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
     }
 
+    /// Completes a successful receive with data in the CQE, which is copied to its buffer.
     #[inline(always)]
     fn complete_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.own_receives_of(places, cqe)?;
+        let Some(queue) = self.queues.own_receives_of(places, cqe) else {
+            return self.complete_shared_inline(places, cqe);
+        };
         let side = queue.recv_side();
         let index = cqe.u16_on_top(WQE_COUNTER);
         let word = self.to_outstanding(queue, index, cqe)?;
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
+    }
+
+    /// [`CompletionQueue::complete_inline`] for a receive of an SRQ. If the data does not fit, the
+    /// completion says so.
+    #[inline(always)]
+    fn complete_shared_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let (queue, srq) = self.queues.shared_receives_of(places, cqe)?;
+        let (wr_id, status) = self.to_shared(srq, cqe)?;
+        let format = CqeFormat::INLINE_32;
+        Some(Raw { status, format, ..good(cqe, queue.recv_side(), wr_id) })
     }
 
     #[inline(always)]

@@ -437,6 +437,18 @@ impl PolledQueues {
         is_ours.then(|| unsafe { Polled::new(queue) })
     }
 
+    /// [`PolledQueues::receives_of`], if the receives are an SRQ's: the QP, and the SRQ.
+    #[inline(always)]
+    pub(crate) fn shared_receives_of(
+        &self,
+        places: &Places,
+        cqe: CqeView,
+    ) -> Option<(&QueueState, &QueueState)> {
+        let queue = self.find(places, cqe);
+        let is_ours = queue.receives.is_shared_and_polled_by(self.identity);
+        is_ours.then(|| (queue, queue.receives()))
+    }
+
     /// The queue at the place of a CQE's user index. The two bytes above the place are not
     /// compared, because that costs two instructions, and no CQE completes anything that it could
     /// not complete by the right index: two queues never share a place here, see

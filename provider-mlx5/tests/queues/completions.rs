@@ -371,6 +371,43 @@ fn inline_data_over_many_laps() {
     }
 }
 
+/// Of an SRQ: into one buffer, into two, or into one that is too short; each completed twice.
+#[test]
+fn inline_data_of_shared_receives_over_many_laps() {
+    let mut random = Random::new(9);
+    let mut cq = Cq::new(8, 64);
+    let mut srq = shared_recv_queue(&cq, 8, 64, true);
+    let memory = Memory::new(64);
+    let address = memory.ptr().as_ptr().expose_provenance() as u64;
+    for index in 0..400u32 {
+        let (first, count) = [(32, 1), (5, 2), (5, 1)][random.below(3)];
+        let sges = [Sge::new(address, first, 1), Sge::new(address + u64::from(first), 32, 1)];
+        memory.write(0, &[0; 64]);
+        // SAFETY: leaked memory.
+        unsafe { srq.queue.post(u64::from(index), &sges[..count]) }.expect("space");
+        let length = random.below(33);
+        let data: Vec<u8> = (0..length).map(|at| (at as u32 + index) as u8 | 1).collect();
+        let cqe = Cqe::recv(&srq.qp, index % 8).inline(CqeFormat::INLINE_32, &data);
+        cq.produce(cqe.clone());
+        let fits = count == 2 || length <= first as usize;
+        let (status, written) = match fits {
+            true => (Status::Success, length),
+            false => (Status::LocalLength, first as usize),
+        };
+        let done = cq.queue.poll().expect("a completion");
+        let expected = (index.into(), status, length as u32);
+        assert_eq!((done.wr_id(), done.status(), done.byte_len()), expected);
+        let mut copy = [0; 32];
+        assert_eq!(done.copy_inline(&mut copy), Some(length));
+        assert_eq!(copy[..length], data);
+        assert_eq!(memory.read(0, 64), [&data[..written], &vec![0; 64 - written]].concat());
+        memory.write(0, &[0; 64]);
+        cq.produce(cqe);
+        assert_eq!(cq.queue.poll().map(drop), Err(PollError::NotOutstanding));
+        assert_eq!(memory.read(0, 64), [0; 64], "the program has its memory back");
+    }
+}
+
 #[test]
 fn inline_data_that_does_not_fit_is_a_length_error_and_stays_within_the_buffers() {
     let mut cq = Cq::new(8, 64);
