@@ -185,6 +185,9 @@ unsafe extern "C" fn poll_after(queue: &Cq, most: c_int, into: *mut ibv_wc, coun
 unsafe fn poll_others(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
+        if queue.provider().is_at_inline() {
+            return poll_inline(queue, most, into, before);
+        }
         match queue.provider().is_at_receive() {
             true => poll_receives(queue, most, into, before),
             false => poll_rest(queue, most, into, before),
@@ -220,7 +223,60 @@ unsafe extern "C" fn poll_receives(
             }
             place = place.wrapping_add(1);
         }
-        match batch.finish() {
+        poll_on(queue, most, into, before, batch.finish())
+    }
+}
+
+/// [`poll_rest`] where the next completion is a receive with data inside the CQE, as probably those
+/// after it are.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(never)]
+unsafe extern "C" fn poll_inline(
+    queue: &Cq,
+    most: c_int,
+    into: *mut ibv_wc,
+    before: c_int,
+) -> c_int {
+    let mut place = into.wrapping_add(before as usize);
+    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
+    // has `most` places.
+    unsafe {
+        let mut batch = queue.provider().good_batch(ByLap::new(), (most - before) as u32);
+        while !batch.is_over() {
+            match batch.next_inline() {
+                Some(completion) => write(completion, place),
+                None => match batch.next(sent) {
+                    Some(Good::Sent(completion, sent)) => {
+                        put_send::<false>(&completion, sent, place);
+                    }
+                    Some(Good::Received(completion)) => put_receive::<false>(&completion, place),
+                    None => break,
+                },
+            }
+            place = place.wrapping_add(1);
+        }
+        poll_on(queue, most, into, before, batch.finish())
+    }
+}
+
+/// Polls the rest of `most` completions after a batch that began after `before`, and finished with
+/// this result. If it took nothing, the next completion is one for [`poll_rest`].
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(always)]
+unsafe fn poll_on(
+    queue: &Cq,
+    most: c_int,
+    into: *mut ibv_wc,
+    before: c_int,
+    finished: Result<u32, u32>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match finished {
             Ok(0) => poll_rest(queue, most, into, before),
             Ok(count) if before + count as c_int == most => {
                 queue.lock.release();

@@ -614,6 +614,66 @@ static void immediates(struct ibv_cq *cq)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(own) == 0);
 }
 
+/* Messages so short that the completion has them inside, between others and between sends, polled one by one and several at a
+ * time: they arrive in the buffers of the receive, the queue pair's own or a shared one. */
+static void short_messages(int is_shared)
+{
+	static const enum ibv_wr_opcode opcodes[] = { IBV_WR_SEND, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM };
+	struct ibv_cq *cq = ibv_create_cq(context, 32, NULL, NULL, 0);
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 8, .max_sge = 2 } };
+	struct ibv_srq *srq = is_shared ? ibv_create_srq(pd, &shared) : NULL;
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 2 } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	unsigned random = 1, round, i, sent, received;
+	struct ibv_wc wc[13];
+	int batch, polled, at;
+
+	CHECK(cq && qp && !is_shared == !srq);
+	connect_to_itself(qp);
+	for (i = 0; i < 64; i++)
+		buffer[i] = 'a' + i;
+	for (batch = 1; batch <= 13; batch++)
+		for (round = 0; round < 8; round++) {
+			unsigned length[6], first[6];
+			memset(buffer + 1024, 0, 1024);
+			for (i = 0; i < 6; i++) {
+				random = random * 1103515245 + 12345;
+				length[i] = 1 + (random >> 16) % (random >> 12 & 3 ? 32 : 60);
+				first[i] = random >> 24 & 1 ? 5 : 60;
+				struct ibv_sge from = { (uintptr_t)buffer, length[i], mr->lkey }, to[2] = {
+					{ (uintptr_t)buffer + 1024 + 128 * i, first[i], mr->lkey },
+					{ (uintptr_t)buffer + 1088 + 128 * i, 60, mr->lkey } };
+				struct ibv_recv_wr recv = { .wr_id = 10 + i, .sg_list = to, .num_sge = 2 }, *bad_recv;
+				struct ibv_send_wr wr = { .wr_id = 20 + i, .sg_list = &from, .num_sge = 1, .opcode = opcodes[i % 3],
+					.imm_data = htobe32(100 + i), .send_flags = i % 2 ? IBV_SEND_SIGNALED : 0 }, *bad;
+				CHECK((srq ? ibv_post_srq_recv(srq, &recv, &bad_recv) : ibv_post_recv(qp, &recv, &bad_recv)) == 0);
+				CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+			}
+			for (sent = received = 0; sent < 3 || received < 6;) {
+				memset(wc, 0xa5, sizeof wc);
+				polled = ibv_poll_cq(cq, batch, wc);
+				CHECK(polled >= 0);
+				for (at = 0; at < polled; at++) {
+					CHECK(wc[at].status == IBV_WC_SUCCESS && wc[at].qp_num == qp->qp_num && wc[at].vendor_err == 0);
+					if (wc[at].opcode == IBV_WC_SEND) {
+						CHECK(wc[at].wr_id == 21 + 2 * sent++);
+						continue;
+					}
+					i = received++;
+					CHECK(wc[at].opcode == IBV_WC_RECV && wc[at].wr_id == 10 + i && wc[at].byte_len == length[i]);
+					CHECK(wc[at].imm_data == (i % 3 == 2 ? htobe32(100 + i) : 0));
+					CHECK((wc[at].wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV)) == (i % 3 == 2 ? IBV_WC_WITH_IMM : 0));
+					unsigned in_first = length[i] < first[i] ? length[i] : first[i];
+					const char *to = buffer + 1024 + 128 * i;
+					CHECK(memcmp(to, buffer, in_first) == 0 && to[in_first] == 0);
+					CHECK(memcmp(to + 64, buffer + in_first, length[i] - in_first) == 0 && to[64 + length[i] - in_first] == 0);
+				}
+			}
+		}
+	CHECK(ibv_destroy_qp(qp) == 0 && (!srq || ibv_destroy_srq(srq) == 0) && ibv_destroy_cq(cq) == 0);
+}
+
 /* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
 static void sizes_of_entries(void)
 {
@@ -997,6 +1057,8 @@ int main(void)
 	lists_kept_full(cq);
 	several_sges(cq);
 	immediates(cq);
+	short_messages(0);
+	short_messages(1);
 	sizes_of_entries();
 	parent_domains();
 	receivers_of_xrc();

@@ -125,6 +125,14 @@ impl CompletionQueue {
         what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0
     }
 
+    /// Whether the next CQE is a successful receive with up to 32 bytes of data inside.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn is_at_inline(&self) -> bool {
+        let what = self.next.op_own() ^ self.owner;
+        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE
+    }
+
     /// Whether the last CQE taken was at the ring's end. Then nothing can be polled before
     /// [`CompletionQueue::begin_lap`] or [`CompletionQueue::give_back`].
     #[doc(hidden)]
@@ -550,6 +558,20 @@ impl GoodBatch<'_> {
         let cqe = self.next;
         let what = cqe.op_own() ^ self.queue.owner;
         let raw = self.queue.good_receive::<false>(&self.places, cqe, what)?;
+        self.next = cqe.after(self.queue.stride);
+        Some(Completion::new(raw))
+    }
+
+    /// The next completion, unless [`GoodBatch::is_over`], if it is a receive with up to 32 bytes
+    /// of data inside the CQE. If they do not fit into the receive's buffers, its status says so.
+    #[inline(always)]
+    pub fn next_inline(&mut self) -> Option<Completion<'_>> {
+        let cqe = self.next;
+        let what = cqe.op_own() ^ self.queue.owner;
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
+            return None;
+        }
+        let raw = self.queue.complete_inline(&self.places, cqe)?;
         self.next = cqe.after(self.queue.stride);
         Some(Completion::new(raw))
     }
