@@ -140,8 +140,8 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
     }
 }
 
-/// Opens the fast path for the first request since start, if there is space since the last poll: a
-/// program that keeps its queue full begins each request so.
+/// Opens the fast path for the next request, if there is space since the last poll, or the requests
+/// before have fewer blocks than they might: a program that keeps its queue full begins so.
 ///
 /// # Safety
 /// As for [`of`], and the queue pair is of type `T`.
@@ -149,11 +149,15 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
 unsafe fn is_reopened<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
     // SAFETY: the caller's promise.
     let (queue, building) = unsafe { (queue::<T, SENDS>(qp), of(qp).1) };
-    // A request has a block at least, a datagram two.
-    T::SERVICE.address_octowords() < 3
-        && queue.is_some_and(|queue| {
-            building.steps.is_straight() && queue.has_no_steps() && queue.reopen(1)
-        })
+    // With data, a datagram has two blocks.
+    let blocks = if T::SERVICE.address_octowords() < 3 { 1 } else { 2 };
+    queue.is_some_and(|queue| {
+        building.steps.is_straight()
+            && match queue.has_no_steps() {
+                true => queue.reopen(blocks),
+                false => queue.reopen_after_steps(blocks),
+            }
+    })
 }
 
 /// # Safety

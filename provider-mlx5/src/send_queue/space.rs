@@ -126,8 +126,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     pub(super) fn next_at(&self, at: Place) -> Next {
         let is_closed = self.stale | (at.fence != 0);
-        let open = if self.requests_open(at.head) > 0 { self.open_from(at.head, 0) } else { 0 };
+        let open = self.blocks_open(at.head);
         self.ring.next(at.head, if is_closed { 0 } else { open })
+    }
+
+    /// Blocks that the fast path may fill from a counter on; 0 if no request may be posted there.
+    #[inline(always)]
+    pub(super) fn blocks_open(&self, head: u32) -> u32 {
+        if self.requests_open(head) > 0 { self.open_from(head, 0) } else { 0 }
     }
 
     /// Blocks that the fast path may fill from a counter on, at which a request may be posted. A
@@ -148,6 +154,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn requests_open(&self, head: u32) -> u32 {
         (self.bound.wrapping_sub(head) as i32).max(0) as u32
+    }
+
+    /// Whether so many blocks may be filled at a counter, before the ring's end.
+    #[inline(always)]
+    pub(super) fn has_blocks(&mut self, head: u32, blocks: u32) -> bool {
+        let is_free = |queue: &Self| queue.free_at(head) >= blocks;
+        !self.stale
+            && self.ring.before_end(head) >= blocks
+            && (is_free(self) || self.retire() && is_free(self))
     }
 
     /// Requests that may be posted at a counter, as far as the tail is known.
@@ -251,30 +266,33 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// because requests have completed. Returns whether it did.
     ///
     /// Then [`recompute_fast_limit`](Self::recompute_fast_limit) has to follow, unless a request of
-    /// exactly `blocks` blocks was posted: the path stays open for the others, and requests of
-    /// fewer blocks would be more than may be outstanding.
+    /// exactly `blocks` blocks was posted, or a request was built step by step: the path stays open
+    /// for the others, and requests of fewer blocks would be more than may be outstanding.
     #[doc(hidden)]
     #[inline(never)]
     pub fn reopen(&mut self, blocks: u32) -> bool {
-        self.open_again(1, blocks)
+        self.open_again(1, blocks, true)
     }
 
     /// Opens the fast path for one request of `blocks` blocks, where there is space now because
     /// requests have completed. Returns whether it did.
     #[inline(never)]
     pub(super) fn reopen_for(&mut self, blocks: u32) -> bool {
-        self.open_again(blocks, blocks)
+        self.open_again(blocks, blocks, false)
     }
 
-    /// [`reopen`](Self::reopen), if a request of `least` blocks has space.
+    /// [`reopen`](Self::reopen), if a request of `least` blocks has space. If it `counts`, that is
+    /// also where no request has completed, but those before had fewer blocks than they might.
     #[inline(always)]
-    fn open_again(&mut self, least: u32, blocks: u32) -> bool {
+    fn open_again(&mut self, least: u32, blocks: u32, counts: bool) -> bool {
         let Self { unpublished, fence, stale, .. } = *self;
         let is_closed = self.batch_start.is_open | (unpublished != 0) | (fence != 0) | stale;
         if is_closed || !self.posts_directly() {
             return false;
         }
-        if !self.retire() && !self.starts_lap(least) {
+        let has_news =
+            self.retire() || self.starts_lap(least) || counts && self.requests_open(self.head) == 0;
+        if !has_news {
             return false;
         }
         if self.requests_open(self.head) == 0 {
@@ -286,6 +304,27 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             self.open_next(open);
         }
         has_space
+    }
+
+    /// [`reopen`](Self::reopen) where requests were built step by step since the last were
+    /// published, and the last of them has its data.
+    #[doc(hidden)]
+    #[inline(never)]
+    pub fn reopen_after_steps(&mut self, blocks: u32) -> bool {
+        let head = self.counter_at(self.next.at());
+        // At the ring's start the fast path is not there yet.
+        if self.batch_start.is_open || self.stale || self.ring.is_start(head) {
+            return false;
+        }
+        self.retire();
+        if self.requests_open(head) == 0 {
+            self.bound = head.wrapping_add(self.requests_left(head));
+        }
+        let open = if self.requests_open(head) > 0 { self.open_from(head, blocks) } else { 0 };
+        if open > 0 {
+            self.next.limit = self.next.at + open as usize * WQEBB_SIZE;
+        }
+        open > 0
     }
 
     /// Whether the ring's end alone may have closed the fast path for a request of `blocks` blocks.

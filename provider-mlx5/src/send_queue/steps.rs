@@ -287,7 +287,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     pub unsafe fn add_longer(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
         let at = self.next.at;
         let (header, behind) = (Self::header(at), (at & PLACE) + Self::SHORT * WQEBB_SIZE);
-        if at & NAMED == 0 || behind > self.next.limit {
+        if at & NAMED == 0 {
             return false;
         }
         let octowords = common.longer(header / 16, Self::DESTINATION, length);
@@ -295,7 +295,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         let block = self.next.named(at);
         // SAFETY: the request was built here, and its blocks are free. They hold all data.
         unsafe {
-            if Self::may_read(block) {
+            if Self::may_read(block) || behind > self.next.limit && !self.raise_limit(behind) {
                 return false;
             }
             // Behind an address vector, as just compared.
@@ -375,6 +375,29 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
+    /// Raises the fast limit to `behind`, where the request that was named ends, if its blocks are
+    /// free: whatever their number, it is one request, and for one there was space. Returns whether
+    /// it did.
+    #[inline(never)]
+    fn raise_limit(&mut self, behind: usize) -> bool {
+        let start = self.counter_at((self.next.at & PLACE) - WQEBB_SIZE);
+        let blocks = self.counter_at(behind).wrapping_sub(start);
+        let is_free = self.has_blocks(start, blocks);
+        if is_free {
+            self.next.limit = behind;
+        }
+        is_free
+    }
+
+    /// Lowers the fast limit to what the requests so far leave: the request that was named last,
+    /// for which [`SendQueue::reopen`] had opened two blocks, has one, or is gone.
+    #[inline(always)]
+    fn lower_limit(&mut self) {
+        let at = self.next.at & PLACE;
+        let open = self.blocks_open(self.counter_at(at)) as usize;
+        self.next.limit = self.next.limit.min(at + open * WQEBB_SIZE);
+    }
+
     /// Ends the request that was named, which has one block, at `octowords` octowords. `false`, and
     /// nothing has changed, if that is beyond the fast limit.
     ///
@@ -389,7 +412,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
         let blocks = octowords.div_ceil(4);
         let behind = at + (blocks - 1) * WQEBB_SIZE;
-        if behind & PLACE > self.next.limit {
+        if behind & PLACE > self.next.limit && !self.raise_limit(behind & PLACE) {
             return false;
         }
         let entry = self.next.entry.wrapping_sub(1);
@@ -422,6 +445,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             set_length(self.next.named(at), octowords);
             if Self::IS_LONG && octowords > 4 {
                 self.end_after(at, 2);
+            } else if Self::IS_LONG {
+                self.lower_limit();
             }
         }
         true
@@ -436,6 +461,9 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         let block = self.next.named(at);
         self.next.entry = self.next.entry.wrapping_sub(1);
         self.next.at = (at & PLACE) - WQEBB_SIZE;
+        if Self::IS_LONG {
+            self.lower_limit();
+        }
         // SAFETY: the request was written here, and nothing else writes the ring or the table's
         // entry. Of a request without remote address these are other bytes of free blocks.
         unsafe {

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use uverbs_mlx5::completion_queue::PollError;
-use uverbs_mlx5::format::{Opcode, U32};
+use uverbs_mlx5::format::{AddressVector, Opcode, U32};
 use uverbs_mlx5::queue_state::QpState;
 use uverbs_mlx5::request::{PostError, PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
-    BindWindow, Header, Inline, LocalInvalidate, Nop, Rc, RunTimeDestination, RunTimeOperation,
-    Send, SendRequest, Steps, WindowAccess, WindowType, Write,
+    BindWindow, Datagram, Header, Inline, LocalInvalidate, Nop, Rc, RunTimeDestination,
+    RunTimeOperation, Send, SendRequest, Steps, Ud, WindowAccess, WindowType, Write,
 };
 
 use crate::device::{Cq, Cqe, Random, Sq, send_queue, send_queue_for};
@@ -251,6 +251,36 @@ fn steps_whose_id_panics_begin_no_request() {
     let mut ids = Vec::new();
     sq.queue.for_each_outstanding(|id| ids.push(id));
     assert_eq!(ids, [0, 7]);
+}
+
+/// The queue was opened for two blocks, because a datagram with data has two.
+#[test]
+fn a_datagram_without_data_is_all_that_a_reopened_queue_had_space_for() {
+    let address = AddressVector::default().for_datagram(7, 8);
+    for is_taken_back in [false, true] {
+        let mut cq = Cq::new(16, 64);
+        let mut sq = send_queue_for::<Ud>(&cq, 64, 4);
+        for i in 0..4 {
+            // SAFETY: there is no data, here and below.
+            unsafe { sq.queue.post(i, Nop, (), NONE) }.expect("space");
+        }
+        cq.produce(Cqe::send(&sq.handle, 0));
+        cq.queue.poll().expect("a completion");
+        let (mut steps, common) = (Steps::NEW, sq.queue.common(|_| NONE));
+        assert!(sq.queue.reopen(2));
+        // SAFETY: nothing else was built.
+        unsafe {
+            assert!(sq.queue.name(&mut steps, &common, PlainSend(|| 7)));
+            assert!(sq.queue.add_destination(&steps, Datagram(&address)));
+            if is_taken_back {
+                assert!(sq.queue.take_back().is_some());
+                sq.queue.post(7, Nop, (), NONE).expect("space");
+            } else {
+                assert!(sq.queue.publish_long());
+            }
+            assert_eq!(sq.queue.post(8, Nop, (), NONE), Err(PostError::Full));
+        }
+    }
 }
 
 /// The second post is the first of a lap of the 16-bit counter, and looks for space.

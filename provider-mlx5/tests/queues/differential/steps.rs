@@ -41,6 +41,11 @@ impl Choice {
         self.0 % 3 == 0
     }
 
+    /// The program looks for space before a batch does.
+    fn reopens(self) -> bool {
+        self.0 > 3
+    }
+
     /// The batch tries its fast path.
     fn is_fast(self) -> bool {
         self.0 > 1
@@ -107,7 +112,13 @@ impl<'q, T: Tried> Program<'q, T> {
         }
         // SAFETY: the program's steps are in order; the service has the operation, and no device
         // reads the data.
-        if !unsafe { self.queue.name(&mut self.steps, &self.common, header) } {
+        let is_named = unsafe {
+            self.queue.name(&mut self.steps, &self.common, header)
+                || choice.reopens()
+                    && self.is_reopened(T::destination(request).is_some())
+                    && self.queue.name(&mut self.steps, &self.common, header)
+        };
+        if !is_named {
             return false;
         }
         let is_built = self.complete_named(request, form.data, choice);
@@ -115,6 +126,17 @@ impl<'q, T: Tried> Program<'q, T> {
             self.take_back(request.wr_id);
         }
         is_built
+    }
+
+    /// Opens the fast path for the next request, if there is space. With data, a datagram has two
+    /// blocks.
+    fn is_reopened(&mut self, is_datagram: bool) -> bool {
+        let blocks = if is_datagram { 2 } else { 1 };
+        self.steps.is_straight()
+            && match self.queue.has_no_steps() {
+                true => self.queue.reopen(blocks),
+                false => self.queue.reopen_after_steps(blocks),
+            }
     }
 
     /// Builds a request by one call, which inline data and one SGE have.
