@@ -217,7 +217,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[inline(always)]
     fn search(&mut self, head: u32, blocks: u32) -> Result<(), PostError> {
         self.retire();
-        if self.requests_open(head) == 0 {
+        if self.requests_open(head) == 0 && self.free_at(head) >= blocks {
             self.count(head);
         }
         if self.has_space(head, blocks) { Ok(()) } else { self.count_space(head, blocks) }
