@@ -71,7 +71,8 @@ unsafe extern "C" fn post_waiting(
 
 forms! {
     beside
-    /// Posts a list of any length, and releases the lock, which the caller holds.
+    /// Posts a list of any length, and releases the lock, which the caller holds. A program that
+    /// keeps its queue full posts each receive so: there is space since its last poll.
     ///
     /// # Safety
     /// As for `ibv_post_recv`.
@@ -84,8 +85,10 @@ forms! {
         let rest = either!(post_rest::<RecvQueue>, post_rest_newer::<RecvQueue>);
         // SAFETY: the receive side is there, since its lock is held. The lock, or the program,
         // keeps it for this thread. The caller's list and place.
-        let errno =
-            unsafe { post_list(&mut *queue_pair.receive.get(), rest, first, bad) };
+        let errno = unsafe {
+            let is_posted = (*queue_pair.receive.get()).reopen() && post_alone(queue_pair, first);
+            if is_posted { 0 } else { post_list(&mut *queue_pair.receive.get(), rest, first, bad) }
+        };
         queue_pair.recv_lock.release();
         errno
     }

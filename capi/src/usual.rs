@@ -521,13 +521,13 @@ impl Usual {
                     let (address, length, lkey) = ibv_sge::parts(list.add(place));
                     Sge::new(address, length, lkey)
                 };
-                return queue.add_list(common, count as usize, sge);
+                return queue.add_list::<false>(common, count as usize, sge);
             }
             let start = std::ptr::with_exposed_provenance((*list).addr as usize);
             let length = (*list).length as usize;
             count == 1
                 && (queue.add_short(common, start, length)
-                    || queue.add_inline(common, start, length))
+                    || queue.add_inline::<false>(common, start, length))
         }
     }
 

@@ -268,6 +268,17 @@ impl RecvQueue {
         self.handle.state()
     }
 
+    /// Opens the fast path where entries are free now. Returns whether it is open for a receive of
+    /// one SGE.
+    #[doc(hidden)]
+    #[inline(never)]
+    pub fn reopen(&mut self) -> bool {
+        if self.front.id >= self.open {
+            self.open_usual();
+        }
+        self.front.id < self.limit
+    }
+
     /// Opens the fast path as far as entries are free now. A queue that is kept full does so for
     /// each receive. Does nothing if it needs more than a few instructions to know.
     #[inline(always)]
@@ -276,13 +287,6 @@ impl RecvQueue {
             let free = (self.mask as u16 + 1).saturating_sub(self.not_completed());
             self.open(free.into());
         }
-    }
-
-    /// [`RecvQueue::open_usual`] for callers that keep other values in registers.
-    #[cold]
-    #[inline(never)]
-    fn extend(&mut self) {
-        self.open_usual();
     }
 
     /// Opens the fast path as far as entries are free now.

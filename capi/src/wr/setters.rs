@@ -263,15 +263,29 @@ forms! {
         // SAFETY: the caller's queue pair, after start, and its list; what a program promises is
         // what it asks for.
         unsafe {
-            let sge = |place| {
-                let sge = *list.add(place);
-                Sge::new(sge.addr, sge.length, sge.lkey)
-            };
-            let queue = queue::<T, SENDS>(qp);
-            if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, count, sge)) {
+            if !is_list_added::<T, SENDS, false>(qp, count, list) {
                 record_list::<T, SENDS>(qp, count, list);
             }
         }
+    }
+}
+
+/// # Safety
+/// As for [`set_sge_list`].
+#[inline(always)]
+unsafe fn is_list_added<T: Posts, const SENDS: bool, const RAISES: bool>(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_sge,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sge = |place| {
+            let sge = *list.add(place);
+            Sge::new(sge.addr, sge.length, sge.lkey)
+        };
+        let queue = queue::<T, SENDS>(qp);
+        queue.is_some_and(|queue| queue.add_list::<RAISES>(&of(qp).1.common, count, sge))
     }
 }
 
@@ -283,6 +297,10 @@ unsafe fn record_list<T: Posts, const SENDS: bool>(
     count: usize,
     list: *const ibv_sge,
 ) {
+    // SAFETY: the caller's promise.
+    if unsafe { is_list_added::<T, SENDS, true>(qp, count, list) } {
+        return;
+    }
     // SAFETY: the caller's queue pair, after start.
     let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
     if !takes_data {
@@ -380,7 +398,7 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
     // SAFETY: the caller's promise.
     unsafe {
         let queue = queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add_inline(&of(qp).1.common, start, length)) {
+        if !queue.is_some_and(|queue| queue.add_inline::<false>(&of(qp).1.common, start, length)) {
             record_inline::<T, SENDS>(qp, start, length);
         }
     }
@@ -395,7 +413,12 @@ unsafe extern "C" fn record_inline<T: Posts, const SENDS: bool>(
     length: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { set_inline::<T, SENDS>(qp, std::iter::once((start, length))) };
+    unsafe {
+        let queue = queue::<T, SENDS>(qp);
+        if !queue.is_some_and(|queue| queue.add_inline::<true>(&of(qp).1.common, start, length)) {
+            set_inline::<T, SENDS>(qp, std::iter::once((start, length)));
+        }
+    }
 }
 
 /// `ibv_wr_set_inline_data_list`.

@@ -136,17 +136,12 @@ impl RecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
-        if !likely(self.front.id < self.limit) {
-            if self.front.id >= self.open {
-                self.extend();
-            }
-            if self.front.id >= self.limit {
-                return false;
-            }
-        }
         // The loads are volatile, so that each change below is one instruction on memory.
         // SAFETY: fields of this queue.
         let id = unsafe { (&raw const self.front.id).read_volatile() };
+        if id >= self.limit {
+            return false;
+        }
         let (wr_id, sge) = request();
         // SAFETY: the front is this queue's, and before the limit.
         unsafe {

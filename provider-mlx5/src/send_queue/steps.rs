@@ -287,7 +287,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     pub unsafe fn add_longer(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
         let at = self.next.at;
         let (header, behind) = (Self::header(at), (at & PLACE) + Self::SHORT * WQEBB_SIZE);
-        if at & NAMED == 0 {
+        if at & NAMED == 0 || behind > self.next.limit {
             return false;
         }
         let octowords = common.longer(header / 16, Self::DESTINATION, length);
@@ -295,7 +295,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         let block = self.next.named(at);
         // SAFETY: the request was built here, and its blocks are free. They hold all data.
         unsafe {
-            if Self::may_read(block) || behind > self.next.limit && !self.raise_limit(behind) {
+            if Self::may_read(block) {
                 return false;
             }
             // Behind an address vector, as just compared.
@@ -314,12 +314,18 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     }
 
     /// Gives the request that was named data that is copied. `false`, and nothing has changed, if
-    /// there is none, or a batch has to do it.
+    /// there is none, or a batch has to do it. If it `RAISES`, it goes beyond the fast limit where
+    /// blocks are free: with that, callers that have space save more registers.
     ///
     /// # Safety
     /// As for [`SendQueue::add_short`].
     #[inline(always)]
-    pub unsafe fn add_inline(&mut self, common: &Common, start: *const u8, length: usize) -> bool {
+    pub unsafe fn add_inline<const RAISES: bool>(
+        &mut self,
+        common: &Common,
+        start: *const u8,
+        length: usize,
+    ) -> bool {
         let at = self.next.at;
         // Neither empty nor too long, in one comparison.
         if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
@@ -330,7 +336,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
         unsafe {
-            if Self::may_read(block) || !self.extend(octowords) {
+            if Self::may_read(block) || !self.extend::<RAISES>(octowords) {
                 return false;
             }
             let data = core::slice::from_raw_parts(start, length);
@@ -343,12 +349,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
 
     /// Gives the request that was named a list of SGEs: as many as `count` says, which `sge`
     /// gives by their places. `false`, and nothing has changed that counts, if there is none, or a
-    /// batch has to do it.
+    /// batch has to do it. `RAISES` as for [`SendQueue::add_inline`].
     ///
     /// # Safety
     /// As for [`SendQueue::name`], and as for [`SendQueue::post`].
     #[inline(always)]
-    pub unsafe fn add_list(
+    pub unsafe fn add_list<const RAISES: bool>(
         &mut self,
         common: &Common,
         count: usize,
@@ -364,7 +370,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         let (block, before) = (self.next.named(at), Self::DESTINATION + Self::header(at) / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
-            if !self.extend(before + count) {
+            if !self.extend::<RAISES>(before + count) {
                 return false;
             }
             for place in 0..count {
@@ -404,7 +410,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// # Safety
     /// As for [`SendQueue::add_short`].
     #[inline(always)]
-    unsafe fn extend(&mut self, octowords: usize) -> bool {
+    unsafe fn extend<const RAISES: bool>(&mut self, octowords: usize) -> bool {
         let at = self.next.at & Self::KEPT;
         if octowords <= 4 {
             self.next.at = at;
@@ -412,7 +418,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
         let blocks = octowords.div_ceil(4);
         let behind = at + (blocks - 1) * WQEBB_SIZE;
-        if behind & PLACE > self.next.limit && !self.raise_limit(behind & PLACE) {
+        let is_beyond = behind & PLACE > self.next.limit;
+        if is_beyond && !(RAISES && self.raise_limit(behind & PLACE)) {
             return false;
         }
         let entry = self.next.entry.wrapping_sub(1);

@@ -190,7 +190,7 @@ impl<'q, T: Tried> Program<'q, T> {
         unsafe {
             queue.add_short(common, start, length)
                 || queue.add_longer(common, start, length)
-                || queue.add_inline(common, start, length)
+                || queue.add_inline::<true>(common, start, length)
         }
     }
 
@@ -199,7 +199,7 @@ impl<'q, T: Tried> Program<'q, T> {
         unsafe {
             match sges {
                 [sge] => self.queue.add(sge.address(), sge.length(), sge.lkey()),
-                list => self.queue.add_list(&self.common, list.len(), |i| list[i]),
+                list => self.queue.add_list::<true>(&self.common, list.len(), |i| list[i]),
             }
         }
     }
