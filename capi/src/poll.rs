@@ -82,7 +82,7 @@ unsafe fn polled_one(queue: &Cq, into: *mut ibv_wc) -> c_int {
     unsafe {
         let library = queue.provider();
         if library.is_lap_over() {
-            return poll_given_back(queue, 1, into, 1);
+            return poll_given_back(queue, 1, into, 0, 1);
         }
         library.publish();
     }
@@ -113,7 +113,7 @@ forms! {
                     None => {
                         return match batch.finish() {
                             Ok(count) => poll_after(queue, most, into, count),
-                            Err(count) => poll_given_back(queue, most, into, count),
+                            Err(count) => poll_given_back(queue, most, into, 0, count),
                         };
                     }
                 }
@@ -124,7 +124,7 @@ forms! {
                     queue.lock.release();
                     count as c_int
                 }
-                Err(count) => poll_given_back(queue, most, into, count),
+                Err(count) => poll_given_back(queue, most, into, 0, count),
             }
         }
     }
@@ -283,12 +283,13 @@ unsafe fn poll_on(
                 most
             }
             Ok(count) => poll_after(queue, most, into, before as u32 + count),
-            Err(count) => poll_given_back(queue, most, into, before as u32 + count),
+            Err(count) => poll_given_back(queue, most, into, before, count),
         }
     }
 }
 
-/// Gives back the polled CQEs, outside the fast path, and polls the rest of `most`.
+/// Gives back the CQEs of `count` completions, which were polled after `before`, outside the fast
+/// path, and polls the rest of `most`.
 ///
 /// # Safety
 /// As for [`poll_rest`].
@@ -298,12 +299,13 @@ unsafe extern "C" fn poll_given_back(
     queue: &Cq,
     most: c_int,
     into: *mut ibv_wc,
-    before: u32,
+    before: c_int,
+    count: u32,
 ) -> c_int {
     // SAFETY: the lock is held, or the program polls in one thread at a time.
     unsafe {
-        queue.provider().give_back(before);
-        poll_rest(queue, most, into, before as c_int)
+        queue.provider().give_back(count);
+        poll_rest(queue, most, into, before + count as c_int)
     }
 }
 

@@ -509,10 +509,10 @@ impl Usual {
         // SAFETY: the caller's request, and its list.
         unsafe {
             let (list, count) = ((*wr).sg_list, (*wr).num_sge);
-            if count == 0 {
-                return queue.end_request().is_ok();
-            }
             if (*wr).send_flags & send_flags::INLINE == 0 {
+                if count == 0 {
+                    return queue.end_request().is_ok();
+                }
                 if count == 1 {
                     let (address, length, lkey) = ibv_sge::parts(list);
                     return queue.add(address, length, lkey);
@@ -523,11 +523,13 @@ impl Usual {
                 };
                 return queue.add_list::<false>(common, count as usize, sge);
             }
+            if count != 1 {
+                return false;
+            }
             let start = std::ptr::with_exposed_provenance((*list).addr as usize);
             let length = (*list).length as usize;
-            count == 1
-                && (queue.add_short(common, start, length)
-                    || queue.add_inline::<false>(common, start, length))
+            queue.add_short(common, start, length)
+                || queue.add_inline::<false>(common, start, length)
         }
     }
 

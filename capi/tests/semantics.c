@@ -90,8 +90,14 @@ static void refusals(struct ibv_cq *cq)
 	sge[0].length = 4000;
 	wr.send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
 	CHECK(ibv_post_send(qp, &wr, &bad) == ENOMEM);
-	wr.send_flags = IBV_SEND_SIGNALED;
 	sge[0].length = 8;
+	list[0] = list[1] = wr;
+	list[0].next = &list[1];
+	list[1].sg_list = NULL;
+	list[1].num_sge = -1;
+	CHECK(ibv_post_send(qp, list, &bad) == EINVAL && bad == &list[1]);
+	CHECK(wait_for(cq).wr_id == 1);
+	wr.send_flags = IBV_SEND_SIGNALED;
 
 	/* A list that does not fit: those before the first that is refused are posted. */
 	for (i = 0; i < 64; i++) {
