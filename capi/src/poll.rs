@@ -282,7 +282,13 @@ unsafe fn poll_on(
                 queue.lock.release();
                 most
             }
-            Ok(count) => poll_after(queue, most, into, before as u32 + count),
+            Ok(count) if queue.provider().has_nothing() => {
+                queue.lock.release();
+                before + count as c_int
+            }
+            // Not the fast path again: completions that are one kind and another in turn would need
+            // a frame of the stack each.
+            Ok(count) => poll_rest(queue, most, into, before + count as c_int),
             Err(count) => poll_given_back(queue, most, into, before, count),
         }
     }
