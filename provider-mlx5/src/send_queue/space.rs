@@ -318,7 +318,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         self.retire();
         if self.requests_open(head) == 0 {
-            self.bound = head.wrapping_add(self.requests_left(head));
+            self.count(head);
         }
         let open = if self.requests_open(head) > 0 { self.open_from(head, blocks) } else { 0 };
         if open > 0 {
