@@ -316,7 +316,7 @@ impl Id {
     }
 
     /// Moves it to another channel, together with its events that were not taken. Requests cannot
-    /// be accepted there, since the kernel leaves their ids behind: move an id before it listens.
+    /// be accepted there, since their ids stay behind: move an id before it listens.
     ///
     /// # Errors
     /// Errors of the kernel; the id stays where it is.

@@ -87,7 +87,8 @@
 //! - Dropping a request refuses the peer.
 //! - Peers may not access memory unless the caller allows it ([`QpOptions::access`]), and the RNR
 //!   timer is 0.64 ms, not 655 ms ([`QpOptions::min_rnr_timer`]).
-//! - Limits of private data are types: [`RequestData`] and the others.
+//! - Limits of private data are types: [`RequestData`] and the others. Requests arrive padded to
+//!   56 bytes, replies to 196.
 //!
 //! # Devices
 //! Ids find their device by address: [`Id::context`]. The kernel's connection manager serves all of
