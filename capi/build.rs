@@ -7,6 +7,24 @@ use std::{env, fs};
 
 const TABLE: &str = "exports.txt";
 
+/// What the standard library takes from libgcc_s: the names behind `_Unwind_`.
+const UNWINDER: [&str; 14] = [
+    "Backtrace",
+    "DeleteException",
+    "FindEnclosingFunction",
+    "GetCFA",
+    "GetDataRelBase",
+    "GetIP",
+    "GetIPInfo",
+    "GetLanguageSpecificData",
+    "GetRegionStart",
+    "GetTextRelBase",
+    "RaiseException",
+    "Resume",
+    "SetGR",
+    "SetIP",
+];
+
 /// A line of the table.
 struct Export<'a> {
     version: &'a str,
@@ -32,6 +50,19 @@ fn main() {
     println!("cargo::rustc-link-arg-cdylib=-Wl,-soname,libibverbs.so.1");
     // Threads of the software device, and programs' atexit functions, may run after dlclose.
     println!("cargo::rustc-link-arg-cdylib=-Wl,-z,nodelete");
+    use_our_unwinder();
+}
+
+/// Makes the standard library call `src/unwinder.rs` where it would call libgcc_s. A linker that
+/// links for another C library than this machine's (zig's) brings an unwinder of its own.
+fn use_our_unwinder() {
+    let linker = env::var("RUSTC_LINKER").unwrap_or_default();
+    if env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") || linker.contains("zig") {
+        return;
+    }
+    for name in UNWINDER {
+        println!("cargo::rustc-link-arg-cdylib=-Wl,--defsym=_Unwind_{name}=uverbs_Unwind_{name}");
+    }
 }
 
 /// `VERSION NAME FUNCTION`, where NAME may end in `!`: not the default version. Everything after

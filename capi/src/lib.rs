@@ -74,6 +74,8 @@ mod strings;
 mod table;
 mod tags;
 mod trace;
+#[cfg(all(target_env = "gnu", not(test)))]
+mod unwinder;
 mod usual;
 mod verbs;
 mod window;
