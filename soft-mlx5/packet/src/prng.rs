@@ -45,7 +45,7 @@ impl Prng {
 
 /// Random numbers for what peers name: queue pairs and memory keys.
 #[derive(Clone, Debug)]
-pub enum Chance {
+pub enum RandomSource {
     /// A seed's numbers, the same in every run. A peer that knows some of them can compute the
     /// others.
     Seeded(Prng),
@@ -59,7 +59,7 @@ pub enum Chance {
     },
 }
 
-impl Chance {
+impl RandomSource {
     /// The numbers of a seed, or of the operating system.
     pub fn new(seed: Option<u64>) -> Self {
         match seed {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::memory::HostMemory;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
-use crate::prng::Chance;
+use crate::prng::RandomSource;
 
 /// An object that only counts its users.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ pub(super) struct Env {
     pub(super) error_watch: Option<u64>,
     pub(super) counters: Counters,
     /// The source of DC session numbers, which other hosts cannot guess.
-    pub(super) connections: Chance,
+    pub(super) connections: RandomSource,
     /// The port for management datagrams, when no queue pair serves as QP1.
     pub(super) management: Management,
     /// The time of the call that is running.
@@ -65,12 +65,16 @@ pub(super) struct Env {
 }
 
 impl Env {
-    pub(super) fn new(config: CoreConfig, memory: Arc<dyn HostMemory>, chance: Chance) -> Self {
+    pub(super) fn new(
+        config: CoreConfig,
+        memory: Arc<dyn HostMemory>,
+        random: RandomSource,
+    ) -> Self {
         let limits = config.limits;
         // A seed different from that of the other numbers.
         let connections = config.seed.map(|seed| !seed);
         Self {
-            mkeys: Mkeys::new(limits.mkeys, chance),
+            mkeys: Mkeys::new(limits.mkeys, random),
             pds: Table::new(1, limits.pds),
             xrcds: Table::new(1, limits.xrcds),
             cqs: Table::new(1, limits.cqs),
@@ -91,7 +95,7 @@ impl Env {
             errored: Vec::new(),
             error_watch: None,
             counters: Counters::default(),
-            connections: Chance::new(connections),
+            connections: RandomSource::new(connections),
             management: Management::default(),
             now: 0,
         }

@@ -82,7 +82,7 @@ use std::sync::Arc;
 
 use crate::memory::HostMemory;
 use crate::packet::{Gid, Packet};
-use crate::prng::Chance;
+use crate::prng::RandomSource;
 use env::Env;
 use qp::{MULTICAST_QPN, Qp};
 use table::RandomTable;
@@ -171,9 +171,9 @@ impl Core {
     /// A device without objects.
     pub fn new(config: CoreConfig, memory: Arc<dyn HostMemory>) -> Self {
         let config = config.within_bounds();
-        let mut chance = Chance::new(config.seed);
-        let qps = RandomTable::new(Self::QPNS, config.limits.qps, chance.split());
-        Self { qps, special: [None; 2], env: Env::new(config, memory, chance) }
+        let mut random = RandomSource::new(config.seed);
+        let qps = RandomTable::new(Self::QPNS, config.limits.qps, random.split());
+        Self { qps, special: [None; 2], env: Env::new(config, memory, random) }
     }
 
     /// Numbers below are special in InfiniBand (0 and 1) or look like mistakes. The number after

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
-use crate::prng::Chance;
+use crate::prng::RandomSource;
 
 /// Numbered objects: lookup by index, numbers reused as late as possible.
 /// A freed number is reused only after [`Table::REST`] others were freed. So a stale number (in a
@@ -73,7 +73,7 @@ impl<T> Table<T> {
 pub(super) struct RandomTable<T> {
     range: Range<u32>,
     limit: usize,
-    chance: Chance,
+    random: RandomSource,
     objects: HashMap<u32, T, BuildHasherDefault<NumberHasher>>,
     /// Ranges that no object gets a number of, by their first number.
     reserved: BTreeMap<u32, u32>,
@@ -81,11 +81,11 @@ pub(super) struct RandomTable<T> {
 
 impl<T> RandomTable<T> {
     /// Numbers in `range`, for at most `limit` objects and at most half as many as the range has.
-    pub(super) fn new(range: Range<u32>, limit: usize, chance: Chance) -> Self {
+    pub(super) fn new(range: Range<u32>, limit: usize, random: RandomSource) -> Self {
         // A draw finds a free number in two attempts on average, even when the table is full.
         let limit = limit.min(range.len() / 2);
         let (objects, reserved) = (HashMap::default(), BTreeMap::new());
-        Self { range, limit, chance, objects, reserved }
+        Self { range, limit, random, objects, reserved }
     }
 
     /// Puts an object made from its number into the table; `None` if the table is full.
@@ -94,7 +94,7 @@ impl<T> RandomTable<T> {
             return None;
         }
         let number = loop {
-            let number = self.chance.within(&self.range);
+            let number = self.random.within(&self.range);
             if !self.objects.contains_key(&number) && !self.is_reserved(number) {
                 break number;
             }
@@ -108,7 +108,7 @@ impl<T> RandomTable<T> {
     /// The caller leaves at least half of the numbers unreserved.
     pub(super) fn reserve(&mut self, length: u32) -> u32 {
         loop {
-            let first = self.chance.within(&self.range) / length * length;
+            let first = self.random.within(&self.range) / length * length;
             let all = first..first + length;
             let inside = self.range.contains(&first) && all.end <= self.range.end;
             let mut used = all.map(|number| self.get(number).is_some() || self.is_reserved(number));

@@ -48,7 +48,7 @@ use uverbs_uapi::enums::QpType;
 
 use self::id::Id;
 use super::ib_cm::{CmError, CmId, IbCm, IbCmConfig, Outgoing};
-use uverbs_soft_packet::prng::Chance;
+use uverbs_soft_packet::prng::RandomSource;
 use uverbs_soft_packet::{Addressing, Gid};
 
 /// The service id of a listener at a port (IBTA annex A11).
@@ -216,14 +216,14 @@ pub struct Cma {
     events: VecDeque<CmaEvent>,
     /// When neighbours are looked up again.
     lookups: BTreeSet<(u64, CmaId)>,
-    chance: Chance,
+    random: RandomSource,
 }
 
 impl Cma {
     /// A host without devices.
     pub fn new(config: CmaConfig) -> Self {
-        let mut chance = Chance::new(config.seed);
-        let ports_seed = config.seed.map(|_| chance.draw());
+        let mut random = RandomSource::new(config.seed);
+        let ports_seed = config.seed.map(|_| random.draw());
         Self {
             devices: Vec::new(),
             ids: HashMap::new(),
@@ -234,7 +234,7 @@ impl Cma {
             ports: Ports::new(config.ephemeral, ports_seed),
             events: VecDeque::new(),
             lookups: BTreeSet::new(),
-            chance,
+            random,
         }
     }
 
@@ -291,7 +291,7 @@ impl Cma {
     }
 
     fn next_psn(&mut self) -> u32 {
-        self.chance.draw() as u32 & 0xff_ffff
+        self.random.draw() as u32 & 0xff_ffff
     }
 
     fn insert(&mut self, id: Id) -> CmaId {

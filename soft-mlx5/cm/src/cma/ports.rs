@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use uverbs_uapi::cm::PortSpace;
 
 use super::is_any;
-use uverbs_soft_packet::prng::Chance;
+use uverbs_soft_packet::prng::RandomSource;
 
 /// Ports below this one require a privilege.
 const UNPRIVILEGED: u16 = 1024;
@@ -117,7 +117,7 @@ pub struct Ports<Id> {
     /// Ports for owners that bind to port 0.
     ephemeral: RangeInclusive<u16>,
     last_used: Option<u16>,
-    chance: Chance,
+    random: RandomSource,
 }
 
 impl<Id: Copy + Eq + Hash> Ports<Id> {
@@ -125,7 +125,7 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
     /// of these ports are chosen; without one they are unpredictable.
     pub fn new(ephemeral: RangeInclusive<u16>, seed: Option<u64>) -> Self {
         let (owners, bound) = Default::default();
-        Self { owners, bound, ephemeral, last_used: None, chance: Chance::new(seed) }
+        Self { owners, bound, ephemeral, last_used: None, random: RandomSource::new(seed) }
     }
 
     /// Binds an id and returns its port.
@@ -165,7 +165,7 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
     fn free_port(&mut self, space: PortSpace, binding: &Binding) -> Result<u16, BindError> {
         let (low, high) = (u32::from(*self.ephemeral.start()), u32::from(*self.ephemeral.end()));
         let count = (high + 1).saturating_sub(low).max(1);
-        let start = (self.chance.draw() % u64::from(count)) as u32;
+        let start = (self.random.draw() % u64::from(count)) as u32;
         let mut ports = (0..count).map(|step| (low + (start + step) % count) as u16);
         let owners = &self.owners;
         let free = ports.find(|port| {

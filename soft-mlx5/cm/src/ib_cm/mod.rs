@@ -45,7 +45,7 @@ use crate::mad::{
     Attribute, Body, CommId, Drep, Dreq, Mad, Mra, Rej, RejReason, Rejected, Rep, Req, Rtu,
     SidrRep, SidrReq,
 };
-use uverbs_soft_packet::prng::Chance;
+use uverbs_soft_packet::prng::RandomSource;
 use uverbs_soft_packet::{Addressing, Gid};
 
 /// Configuration of an engine.
@@ -131,8 +131,8 @@ pub struct IbCm {
 impl IbCm {
     /// An engine without ids.
     pub fn new(config: IbCmConfig) -> Self {
-        let mut chance = Chance::new(config.seed);
-        let (operand, agent) = (chance.draw() as u32, 1);
+        let mut random = RandomSource::new(config.seed);
+        let (operand, agent) = (random.draw() as u32, 1);
         let (ids, next, listeners) = (HashMap::new(), 0, Listeners::default());
         let (remote_ids, remote_qpns, remote_sidr) = Default::default();
         let (timers, outgoing, events, counters) = Default::default();

@@ -12,7 +12,7 @@ use uverbs_mlx5_format::MkeyContextSegment;
 
 use super::{CoreError, Mkey, ObjectKind, Pdn, table::RandomTable};
 use crate::memory::PageMap;
-use crate::prng::Chance;
+use crate::prng::RandomSource;
 
 bitflags! {
     /// The rights of a key, with the bits of the mkey context.
@@ -167,7 +167,7 @@ impl MkeyParams {
 #[derive(Debug)]
 pub(super) struct Mkeys {
     table: RandomTable<MkeyParams>,
-    variants: Chance,
+    variants: RandomSource,
     /// How many bound windows and configured keys point at a key, by its index.
     windows: BTreeMap<u32, u32>,
 }
@@ -193,9 +193,9 @@ impl Mkeys {
     /// Above the reserved lkeys (0x100 ends a scatter list), and below the lkey of all ones.
     const INDICES: Range<u32> = 0x10..0xff_ffff;
 
-    pub(super) fn new(limit: usize, mut chance: Chance) -> Self {
-        let table = RandomTable::new(Self::INDICES, limit, chance.split());
-        Self { table, variants: chance, windows: BTreeMap::new() }
+    pub(super) fn new(limit: usize, mut random: RandomSource) -> Self {
+        let table = RandomTable::new(Self::INDICES, limit, random.split());
+        Self { table, variants: random, windows: BTreeMap::new() }
     }
 
     /// A random variant.

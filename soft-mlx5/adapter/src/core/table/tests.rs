@@ -14,7 +14,7 @@ fn freed_numbers_are_reused_as_late_as_possible() {
 
 #[test]
 fn random_numbers_depend_on_the_seed_and_stay_in_their_range() {
-    let table = |seed| RandomTable::new(16..0xff_ffff, 1 << 10, Chance::new(seed));
+    let table = |seed| RandomTable::new(16..0xff_ffff, 1 << 10, RandomSource::new(seed));
     let numbers = |seed| {
         let mut table = table(seed);
         (0..100).map(|_| table.insert_with(|n| n).unwrap()).collect::<Vec<_>>()
@@ -37,7 +37,7 @@ fn random_numbers_depend_on_the_seed_and_stay_in_their_range() {
 #[test]
 fn a_random_table_is_full_at_its_limit_or_at_half_of_its_range() {
     for (limit, most) in [(3, 3), (100, 8)] {
-        let mut table = RandomTable::new(0..16, limit, Chance::new(Some(1)));
+        let mut table = RandomTable::new(0..16, limit, RandomSource::new(Some(1)));
         assert_eq!((0..20).filter(|_| table.insert_with(|n| n).is_some()).count(), most);
         assert_eq!(table.len(), most);
     }
@@ -45,7 +45,7 @@ fn a_random_table_is_full_at_its_limit_or_at_half_of_its_range() {
 
 #[test]
 fn no_object_gets_a_reserved_number_until_it_is_released() {
-    let mut table = RandomTable::new(3..64, 64, Chance::new(Some(1)));
+    let mut table = RandomTable::new(3..64, 64, RandomSource::new(Some(1)));
     let ranges = [8; 3].map(|length| (table.reserve(length), length));
     let is_reserved = |number: u32| {
         ranges.iter().any(|(first, length)| (*first..first + length).contains(&number))

@@ -1,6 +1,6 @@
 use super::*;
 use crate::memory::recorder::Recorder;
-use crate::prng::Chance;
+use crate::prng::RandomSource;
 
 const BASE: u64 = 0x7000_0000;
 const ACCESSOR: Accessor = Accessor { pd: Pdn(1), qpn: 1, reserved_lkey: false };
@@ -12,7 +12,7 @@ fn keys() -> (Mkeys, [Mkey; 2], Recorder) {
 
 fn keys_of(on_demand: bool) -> (Mkeys, [Mkey; 2], Recorder) {
     let all = Access::all();
-    let mut keys = Mkeys::new(16, Chance::new(Some(1)));
+    let mut keys = Mkeys::new(16, RandomSource::new(Some(1)));
     let memory = PageMap::linear(BASE + 4);
     let region = MkeyParams::region(Pdn(1), BASE + 4, 56, all, memory);
     let region = keys.create(MkeyParams { on_demand, ..region }).unwrap();
