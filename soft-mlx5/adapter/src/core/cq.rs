@@ -315,8 +315,8 @@ impl Cq {
         }
         let count = session.held.len() as u32;
         title.cqe.byte_count = count.into();
-        let arrays = session.arrays().try_for_each(|(place, array)| {
-            let at = self.place(self.producer.wrapping_add(place));
+        let arrays = session.arrays().try_for_each(|(index, array)| {
+            let at = self.offset_of(self.producer.wrapping_add(index));
             self.write_entry(memory, array.as_bytes(), at)
         });
         // The title last: a host that sees it reads the arrays.
@@ -338,9 +338,9 @@ impl Cq {
     /// seem to be ahead, so none is left farther behind.
     fn advance_producer(&mut self) {
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
-        for behind in [&mut self.last_solicited, &mut self.announced] {
-            if self.producer.wrapping_sub(*behind) & INDEX_MASK >= 1 << 23 {
-                *behind = behind.wrapping_add(1) & INDEX_MASK;
+        for older in [&mut self.last_solicited, &mut self.announced] {
+            if self.producer.wrapping_sub(*older) & INDEX_MASK >= 1 << 23 {
+                *older = older.wrapping_add(1) & INDEX_MASK;
             }
         }
     }
@@ -384,7 +384,7 @@ impl Cq {
     }
 
     /// The address of the CQE with this index.
-    fn place(&self, index: u32) -> u64 {
+    fn offset_of(&self, index: u32) -> u64 {
         let slot = u64::from(index & ((1 << self.ring.log_entries) - 1));
         let size = self.ring.cqe_size.bytes();
         slot * size + (size - CQE_SIZE as u64)
@@ -397,7 +397,7 @@ impl Cq {
         done: &Completion<'_>,
         format: CqeFormat,
     ) -> Result<(), BusError> {
-        let at = self.place(self.producer);
+        let at = self.offset_of(self.producer);
         let mut cqe = done.cqe;
         cqe.timestamp = self.stamps.of(cqe.timestamp.get()).into();
         let format = match done.inline {

@@ -36,7 +36,7 @@ struct Link {
     /// The session's number, once the target has sent it.
     session: Option<u32>,
     /// When the last packet from the target arrived.
-    heard: u64,
+    last_packet: u64,
 }
 
 impl Initiator {
@@ -65,7 +65,7 @@ impl Qp {
         let link = self.initiator.as_ref().and_then(|initiator| initiator.link.as_ref());
         let idle = self.requester.is_drained();
         !link.is_some_and(|link| {
-            let fresh = !idle || env.now.saturating_sub(link.heard) < FRESH;
+            let fresh = !idle || env.now.saturating_sub(link.last_packet) < FRESH;
             link.leads_to(&wqe.address_vector) && link.session.is_some() && fresh
         })
     }
@@ -78,7 +78,7 @@ impl Qp {
         let Some(initiator) = &mut self.initiator else { return Ok(()) };
         let count = (initiator.attempt as u32).wrapping_add(1);
         initiator.attempt = initiator.attempt >> 32 << 32 | u64::from(count);
-        initiator.link = Some(Link { to, session: None, heard: env.now });
+        initiator.link = Some(Link { to, session: None, last_packet: env.now });
         self.settings.path = path_of(&self.settings.path, &to, &route);
         self.settings.destination_qpn = to.remote_qpn();
         self.requester.begin_connecting(wqe.index);
@@ -133,7 +133,7 @@ impl Qp {
         if link.session.is_none() && acknowledges && of_oldest {
             link.session = Some(session);
         }
-        link.heard = env.now;
+        link.last_packet = env.now;
         true
     }
 }

@@ -67,7 +67,7 @@ struct Session {
     /// The path back to the initiator.
     path: AddressPath,
     /// When the last packet from the initiator arrived.
-    heard: u64,
+    last_packet: u64,
     /// Whether it is in `ready`.
     is_queued: bool,
 }
@@ -95,9 +95,9 @@ impl Target {
         if self.sessions.len() < SESSIONS {
             return true;
         }
-        let oldest = self.sessions.iter().min_by_key(|(_, session)| session.heard);
+        let oldest = self.sessions.iter().min_by_key(|(_, session)| session.last_packet);
         let Some((&peer, session)) = oldest else { return true };
-        let unused = now.saturating_sub(session.heard) >= KEPT;
+        let unused = now.saturating_sub(session.last_packet) >= KEPT;
         if unused {
             self.end(peer);
         }
@@ -107,7 +107,7 @@ impl Target {
     /// Ends a session whose message has paused for too long, to reuse its receive.
     fn reclaim(&mut self, now: u64) {
         let abandoned = self.sessions.iter().find(|(_, session)| {
-            session.responder.has_receive() && now.saturating_sub(session.heard) >= ABANDONED
+            session.responder.has_receive() && now.saturating_sub(session.last_packet) >= ABANDONED
         });
         if let Some((&peer, _)) = abandoned {
             self.end(peer);
@@ -196,8 +196,14 @@ impl Qp {
         }
         let mut responder = Responder::default();
         responder.expect(psn.next());
-        let session =
-            Session { answers, connected: psn, responder, path, heard: env.now, is_queued: false };
+        let session = Session {
+            answers,
+            connected: psn,
+            responder,
+            path,
+            last_packet: env.now,
+            is_queued: false,
+        };
         target.sessions.insert(peer, Box::new(session));
         self.answer_connect(env, &path, peer, psn, answers, Syndrome::ACK);
     }
@@ -248,7 +254,7 @@ impl Qp {
     ) -> Option<R> {
         let target = self.target.as_mut()?;
         let session = target.sessions.get_mut(&peer)?;
-        session.heard = env.now;
+        session.last_packet = env.now;
         target.current = Some(session.answers);
         std::mem::swap(&mut self.responder, &mut session.responder);
         let own = std::mem::replace(&mut self.settings.path, session.path);
