@@ -1,17 +1,17 @@
 //! Copies from and to memory that the program, a guest or another process may access at the same
 //! time.
 //!
-//! They copy in ascending address order and access every aligned word of 8 bytes at once, as a
-//! ConnectX without relaxed ordering does. The bytes before the first such word and after the last
-//! one are accessed one by one. In Rust such a copy is a loop of atomics, which no compiler
-//! vectorizes. So on x86-64 long copies are loops of aligned 16-byte loads and stores in assembly.
+//! They copy in ascending address order and access each aligned word of 8 bytes at once, like a
+//! ConnectX without relaxed ordering. The bytes before the first such word and after the last one
+//! are accessed one by one. In Rust such a copy is a loop of atomics, which no compiler vectorizes.
+//! So on x86-64 long copies are loops of aligned 16-byte loads and stores in assembly.
 //!
-//! To Rust, that assembly is a sequence of relaxed `AtomicU64` accesses in address order, which is
-//! what makes it sound beside other threads' `AtomicU64`: on processors with AVX an aligned 16-byte
-//! load or store is one access (Intel, Software Developer's Manual, volume 3, 9.1.1; AMD64
-//! Architecture Programmer's Manual, volume 2, 7.3.2), so it is two accesses of 8 bytes with
-//! nothing in between, and x86-64 reorders neither loads with loads nor stores with stores.
-//! Processors without AVX take the loop of atomics.
+//! To Rust, that assembly is a sequence of relaxed `AtomicU64` accesses in address order, so it is
+//! sound together with other threads' `AtomicU64` accesses: on processors with AVX an aligned
+//! 16-byte load or store is one access (Intel, Software Developer's Manual, volume 3, 9.1.1; AMD64
+//! Architecture Programmer's Manual, volume 2, 7.3.2), so it is equivalent to two adjacent accesses
+//! of 8 bytes, and x86-64 reorders neither loads with loads nor stores with stores. Processors
+//! without AVX take the loop of atomics.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -2,8 +2,8 @@
 //!
 //! [`core`] is a state machine without I/O, threads or clock: objects, execution of work-queue
 //! entries, the RC, UC, UD, XRC and DC transports, frames. [`memory`] accesses the host's bytes.
-//! [`firmware`] executes commands about its objects. `uverbs-soft` has the character device in
-//! front of it, `uverbs-soft-pci` the PCI function.
+//! [`firmware`] executes commands about its objects. Its front ends are the character device
+//! (`uverbs-soft`) and the PCI function (`uverbs-soft-pci`).
 
 #![deny(unsafe_code)]
 

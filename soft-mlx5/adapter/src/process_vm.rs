@@ -63,7 +63,7 @@ fn whole(copied: nix::Result<usize>, wanted: usize) -> Result<(), Errno> {
 /// Brings in the pages of a range, as an access would; changes no byte.
 ///
 /// # Errors
-/// EFAULT if any page is not mapped, or not writable though `writable` asks for it.
+/// EFAULT if any page is not mapped, or not writable though `writable` is set.
 pub fn populate(first: u64, length: usize, writable: bool) -> Result<(), Errno> {
     let advice = if writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     loop {
@@ -99,7 +99,7 @@ fn present(first: u64, length: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether this kernel has the populate advice (5.14): then an empty range is not an error.
+/// Whether this kernel has the populate advice (5.14). If so, an empty range is not an error.
 fn populate_supported() -> bool {
     // SAFETY: an empty range touches nothing.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_POPULATE_READ) == 0 }

@@ -12,7 +12,7 @@ use uverbs_mlx5_format::{
 
 use super::cq::Completion;
 
-/// The most completions that share a title (`cqe_compression_max_num`; the value is our own).
+/// The most completions that share a title (`cqe_compression_max_num`; this device's own choice).
 pub const MAX_COMPRESSED: usize = 64;
 
 /// Completions that are held back, in order.

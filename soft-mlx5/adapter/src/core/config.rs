@@ -1,4 +1,4 @@
-//! What kind of device the core is: link, addresses, limits.
+//! Properties of the device: link, addresses, limits.
 
 use crate::packet::Gid;
 
@@ -8,7 +8,7 @@ pub enum LinkLayer {
     /// Ethernet: RoCE, addressed by GIDs.
     #[default]
     Ethernet,
-    /// InfiniBand, addressed by LIDs, and by GIDs where a global route is asked for.
+    /// InfiniBand: addressed by LIDs, and also by GIDs if a packet has a global route.
     InfiniBand,
 }
 
@@ -106,9 +106,10 @@ pub struct CoreConfig {
     pub pkeys: Vec<u16>,
     /// Upper bounds.
     pub limits: Limits,
-    /// How many packets a connection may have on the way without acknowledgement, at least 1.
+    /// The most unacknowledged packets of a connection, at least 1.
     ///
-    /// A ConnectX has no such bound. It keeps senders from overrunning a wire with small buffers.
+    /// A ConnectX has no such bound. This one keeps senders from overrunning a wire with small
+    /// buffers.
     pub window: u32,
     /// How many packets a QP may send before others get their turn, at least 1.
     pub turn: u32,
@@ -119,10 +120,10 @@ pub struct CoreConfig {
     /// instead of going to the wire: the front end steers and carries frames itself.
     pub frames_by_front_end: bool,
     /// The seed of the numbers of queue pairs and memory keys. `None` uses the operating system's
-    /// randomness, so that strangers cannot guess them.
+    /// randomness, so that other hosts cannot guess them.
     pub seed: Option<u64>,
-    /// The GID under which the wire shows the owner of a GID. A wire over IPv4 carries only an IPv4
-    /// address, whichever of its GIDs a port sends from.
+    /// Maps a port's GID to the GID that receivers see as the source. Packets over IPv4 carry only
+    /// an IPv4 address, whichever of its GIDs a port sends from.
     pub gid_on_wire: fn(Gid) -> Gid,
 }
 

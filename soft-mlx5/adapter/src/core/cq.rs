@@ -130,7 +130,8 @@ pub(super) struct Cq {
     /// Sequence number of the arming that the last event answered.
     fired: Option<u8>,
     arm_sequence: u8,
-    /// Index after the last CQE that raises an event while the CQ is armed for solicited ones.
+    /// Index after the last solicited or error CQE: those raise an event if the CQ is armed for
+    /// solicited completions.
     last_solicited: u32,
     /// Index after the last CQE that an event has announced (`last_notified_index` of the CQ
     /// context).
@@ -157,7 +158,7 @@ impl Completion<'_> {
     }
 }
 
-/// The result of a change of a CQ.
+/// The result of a change to a CQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
     /// No event.
@@ -334,8 +335,8 @@ impl Cq {
         self.advance(now, done)
     }
 
-    /// Advances the producer index by one CQE. An index that is half the circle behind it would
-    /// seem to be ahead, so none is left farther behind.
+    /// Advances the producer index by one CQE. Indices are compared modulo 2^24, and one that fell
+    /// more than half of that behind would compare as ahead. So the older indices are moved along.
     fn advance_producer(&mut self) {
         self.producer = self.producer.wrapping_add(1) & INDEX_MASK;
         for older in [&mut self.last_solicited, &mut self.announced] {
@@ -383,7 +384,7 @@ impl Cq {
         Posted::Failed
     }
 
-    /// The address of the CQE with this index.
+    /// The offset in the ring buffer of the CQE with this index.
     fn offset_of(&self, index: u32) -> u64 {
         let slot = u64::from(index & ((1 << self.ring.log_entries) - 1));
         let size = self.ring.cqe_size.bytes();
@@ -441,9 +442,9 @@ impl Cq {
         let Ok(word) = memory.load_be32(self.doorbell_record.wrapping_add(4)) else {
             return if self.in_error { Posted::Lost } else { self.fail() };
         };
-        // A front end that checks every CQ of a page when one of them rings marks the words that
-        // the host has not written yet. Without the mark they would read as a first arming: both
-        // are 0.
+        // A front end that checks all CQs of a page after one doorbell fills the arm words with
+        // such a mark at first. A word that the host has not written would otherwise be 0, like
+        // that of a first arming.
         if word & NEVER_ARMED != 0 {
             return Posted::NoEvent;
         }
@@ -451,8 +452,8 @@ impl Cq {
     }
 
     fn arm_with(&mut self, arm: CqArm, now: u64) -> Posted {
-        // An event that was not yet consumed has the arming's sequence number: the same arming
-        // again would raise the same event twice.
+        // The host changes the sequence number when it consumes an event. The same number again is
+        // the same arming, which has raised its event.
         if self.in_error || self.fired == Some(arm.sequence) {
             return Posted::NoEvent;
         }
@@ -487,10 +488,11 @@ impl Cq {
         Posted::Later
     }
 
-    /// The host takes the CQ's event now. It announces one CQE behind the one that raised it, too,
-    /// if that is written by now: where a message and an acknowledgement arrive together, arming
-    /// before a poll, as the comment in [`arm_with`](Self::arm_with) says, must not raise another
-    /// event. Not more than one, because programs poll a bounded number of CQEs for each event.
+    /// Called when the host takes the CQ's event. If exactly one more CQE has been written since
+    /// the event was raised, the event announces it too: a message and an acknowledgement often
+    /// arrive together, and a program that arms before it polls (see [`arm_with`](Self::arm_with))
+    /// must not get a second event for them. It is at most one CQE, because programs poll a bounded
+    /// number of CQEs for each event.
     pub(super) fn announce(&mut self) {
         if self.producer.wrapping_sub(self.announced) & INDEX_MASK == 1 {
             self.announced = self.producer;
@@ -506,9 +508,9 @@ impl Cq {
         Posted::Event
     }
 
-    /// The index that an event announces up to: one CQE, or as many as were held back for it. Any
-    /// number may be unread when the host arms, more than a program polls for one event. Those
-    /// behind the announced ones raise an event when the CQ is armed again.
+    /// Index after the last CQE that an event announces. An event announces one CQE, or all that
+    /// moderation held back. Later CQEs raise an event when the CQ is armed again, because more may
+    /// be unread than a program polls for one event.
     fn to_announce(&self) -> u32 {
         let ahead = is_after(self.consumer, self.announced);
         let from = if ahead { self.consumer } else { self.announced };
@@ -516,7 +518,7 @@ impl Cq {
         if is_after(to, self.producer) { self.producer } else { to }
     }
 
-    /// The moderation period is over.
+    /// Handles the end of the moderation period.
     pub(super) fn expire(&mut self, now: u64) -> Posted {
         match self.deadline {
             Some(deadline) if deadline <= now => self.fire(),
@@ -547,8 +549,8 @@ impl Cq {
     fn resize(&mut self, memory: &dyn HostMemory, ring: CqRing) -> Result<(), CoreError> {
         self.consumer = memory.load_be32(self.doorbell_record)? & INDEX_MASK;
         let unread = self.producer.wrapping_sub(self.consumer) & INDEX_MASK;
-        // The old ring has to have a place for the "resized" CQE. Where CQEs may be overwritten,
-        // the host need not keep the consumer index up to date, so it does not count.
+        // The old ring needs space for the "resized" CQE. If CQEs may be overwritten, the host need
+        // not update the consumer index, so the index is not checked.
         let most = self.ring.log_entries.min(ring.log_entries);
         if !self.ignore_overrun && unread >= 1 << most {
             return Err(CoreError::bad("CQ size", 1 << ring.log_entries));
@@ -609,7 +611,7 @@ mod tests {
         assert_eq!(touching, [&(owner, 1, true)], "{accesses:?}");
     }
 
-    /// Pollers load the owner byte, by loads of one byte, while it is being written.
+    /// Pollers load the owner byte while it is being written.
     #[test]
     fn the_owner_byte_is_written_last_and_alone() {
         let (mut cq, memory) = recorded();
@@ -620,8 +622,8 @@ mod tests {
         assert_alone(&accesses, 0);
     }
 
-    /// Indices have 24 bits: the last event, and the last solicited completion, may be half of that
-    /// behind and more.
+    /// Indices have 24 bits. The last event and the last solicited completion may be more than half
+    /// of that range behind.
     #[test]
     fn arming_finds_what_is_unread_however_long_ago_the_last_event_was() {
         let (mut cq, _) = recorded();
@@ -642,7 +644,8 @@ mod tests {
         assert_eq!(cq.arm_with(arm(3, false, last), 0), Posted::Event);
     }
 
-    /// The thread that resets a queue looks at all entries of a CQ that is being resized.
+    /// A thread that resets a queue loads the owner bytes of all entries of a CQ that is being
+    /// resized.
     #[test]
     fn the_owner_byte_of_an_array_of_mini_cqes_is_written_alone() {
         let (mut cq, memory) = recorded();

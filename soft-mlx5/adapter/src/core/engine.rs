@@ -15,7 +15,7 @@ impl Core {
         Ok(())
     }
 
-    /// Does what is due at `now` (nanoseconds) and pending, up to `budget` packets sent or
+    /// Does the work that is due at `now` (nanoseconds) or pending, up to `budget` packets sent or
     /// received.
     ///
     /// QPs run in turn, so none starves the others. [`Step::more`] says whether work is left.
@@ -56,9 +56,9 @@ impl Core {
         self.env.pool.give(packet);
     }
 
-    /// Runs the timers that are due at `now`, up to the first request whose answer is late. If
-    /// there is one, the caller passes on the packets that have arrived, and then calls
-    /// [`Core::step`], which repeats requests that are still without an answer.
+    /// Runs the timers that are due at `now`, up to the first retransmission timer. If there is
+    /// one, the caller passes on the packets that have arrived, and then calls [`Core::step`],
+    /// which retransmits requests that are still unanswered.
     pub fn run_due(&mut self, now: u64) -> Due {
         self.env.now = now;
         let mut is_answer_late = false;

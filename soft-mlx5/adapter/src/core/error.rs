@@ -67,7 +67,7 @@ pub enum CoreError {
     /// The object cannot do this.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
-    /// Host memory that the command needs is not there.
+    /// Host memory that the command needs is not accessible.
     #[error(transparent)]
     Bus(#[from] BusError),
 }

@@ -12,7 +12,7 @@ use crate::packet::{Addressing, Gid, LONGEST_FRAME, Packet, frame_destination};
 
 /// Flow tables outside the core, which only the firmware's commands change.
 pub trait FrameTables: std::fmt::Debug + Send + Sync {
-    /// The receive queues of a frame that has come to a table, with this flow tag.
+    /// The receive queues for a frame that a rule with this flow tag sent to a table.
     fn route(&self, table: u32, flow_tag: u32, frame: &[u8]) -> Vec<(Qpn, Steered)>;
 }
 

@@ -18,7 +18,7 @@ pub enum Event {
         /// The object that it is about.
         object: EventObject,
     },
-    /// A DC target that was armed for it got a packet with another access key, and is disarmed.
+    /// An armed DC target got a packet with a wrong access key, and is disarmed.
     AccessKeyViolation {
         /// The target.
         dctn: Qpn,

@@ -10,8 +10,8 @@ use super::frame::Layout;
 use super::{CoreError, Qpn};
 
 uverbs_soft_packet::wire_struct! {
-    /// The fields of a frame that rules can match, of its outermost headers. Every bit that is set
-    /// in a mask must be equal.
+    /// The fields of a frame's outermost headers that rules can match. A frame matches if it equals
+    /// the value in every bit that is set in the mask.
     pub struct FlowFields {
         /// Destination MAC address.
         pub destination_mac: [u8; 6],

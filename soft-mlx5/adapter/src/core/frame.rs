@@ -42,7 +42,7 @@ pub struct Layout {
     pub vlan: Option<u16>,
     /// The type after all tags.
     pub ether_type: u16,
-    /// Offset of what follows the Ethernet header and its tags.
+    /// Offset of the first byte after the Ethernet header and its tags.
     pub network: usize,
     /// Version of the IP header there: 4, 6, or 0 for none.
     pub ip_version: u8,

@@ -1,4 +1,4 @@
-//! Names of objects: one type per kind, so that a CQ number cannot be taken for a QP number.
+//! Numbers of objects: one type per kind, so that a CQ number cannot be taken for a QP number.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! The port's management datagrams, for a front end that has no queue pair for QP1.
 //!
 //! With a kernel driver, the driver makes a queue pair that serves as QP1 and receives the
-//! datagrams. Without one, the front end opens this port instead ([`Core::open_management`]). A
-//! queue pair that serves as QP1 takes precedence.
+//! datagrams. Without one, the front end opens the QP1 in this module ([`Core::open_management`]).
+//! A queue pair that serves as QP1 takes precedence.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::packet::{Addressing, Bth, Deth, Opcode, Psn, View};
 pub(super) const QP1_QKEY: u32 = 0x8001_0000;
 /// Number of the queue pair for management datagrams.
 const QP1: u32 = 1;
-/// Most datagrams that wait: as many as the kernel posts receives to its QP1
+/// Most datagrams that wait: as many as the receives that the kernel posts to its QP1
 /// (`IB_MAD_QP_RECV_SIZE` of drivers/infiniband/core/mad_priv.h). More are lost.
 const MAX_WAITING: usize = 512;
 /// Bytes of a management datagram.
@@ -26,13 +26,13 @@ const PKEY: u16 = 0xffff;
 /// A management datagram that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Where its packet came from, and where to.
+    /// Source and destination of its packet.
     pub addressing: Addressing,
     /// Its bytes.
     pub bytes: Box<[u8; DATAGRAM_LEN]>,
 }
 
-/// The port's state.
+/// The state of this QP1.
 #[derive(Debug, Default)]
 pub(super) struct Management {
     /// `None` while it is closed.

@@ -2,9 +2,9 @@
 //! machine.
 //!
 //! A [`Core`] does no I/O, has no threads and no clock. A front end creates objects with it and
-//! tells it when a doorbell rang; a runtime calls [`Core::step`] with the time in nanoseconds (of
-//! any origin, never going back), carries packets between [`Core::take_packet`] and
-//! [`Core::receive`], and passes on what [`Core::take_event`] gives.
+//! tells it when a doorbell rang; a runtime calls [`Core::step`] with a monotonic time in
+//! nanoseconds, carries packets between [`Core::take_packet`] and [`Core::receive`], and passes on
+//! what [`Core::take_event`] gives.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -104,7 +104,7 @@ pub struct Step {
 pub struct Due {
     /// Something was due.
     pub did_work: bool,
-    /// A request is without an answer for too long. It has not been repeated yet.
+    /// The answer to a request is late. The request has not been retransmitted yet.
     pub is_answer_late: bool,
 }
 
@@ -127,7 +127,7 @@ pub struct Counts {
     pub reserved: usize,
 }
 
-/// What the transport has seen since the device was made. The counters wrap around.
+/// Transport statistics since the device was created. The counters wrap around.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets sent, including those to this port.
@@ -176,8 +176,8 @@ impl Core {
         Self { qps, special: [None; 2], env: Env::new(config, memory, random) }
     }
 
-    /// Numbers below are special in InfiniBand (0 and 1) or look like mistakes. The number after
-    /// the range is that of multicasts.
+    /// InfiniBand reserves 0 and 1. The other small numbers are left out, because a program that
+    /// uses one of them most likely has a defect. The number after the range is that of multicasts.
     const QPNS: Range<u32> = 0x40..MULTICAST_QPN;
 
     /// The device's properties.
@@ -198,7 +198,7 @@ impl Core {
         }
     }
 
-    /// What the transport has seen.
+    /// Transport statistics.
     pub fn counters(&self) -> Counters {
         self.env.counters
     }
@@ -236,8 +236,8 @@ impl Core {
         Some(event)
     }
 
-    /// Raises an asynchronous event as if the device had found a reason. An event that means an
-    /// error state (of a CQ, an SRQ or a QP) also puts the object into that state.
+    /// Raises an asynchronous event as if its cause had occurred. An event that means an error
+    /// state (of a CQ, an SRQ or a QP) also puts the object into that state.
     pub fn inject_event(&mut self, kind: AsyncKind, object: EventObject) -> Result<(), CoreError> {
         match (kind, object) {
             (AsyncKind::CqError, EventObject::Cq(cqn)) => {

@@ -248,7 +248,7 @@ impl Core {
         Ok(qpn)
     }
 
-    /// Only RC QPs receive from a tag matching SRQ. (Hardware also has it for DC.)
+    /// Only RC QPs receive from a tag matching SRQ. (Hardware also allows DC targets.)
     fn check_matches_tags(&self, params: &QpParams) -> Result<(), CoreError> {
         let ReceiveSource::Srq(srqn) = params.receive else { return Ok(()) };
         let has_tags = self.env.srqs.get(srqn.0).is_some_and(|srq| srq.tags.is_some());
@@ -290,7 +290,7 @@ impl Core {
         self.qps.release(first);
     }
 
-    /// Has a DC target raise an event for the next packet with another access key.
+    /// Arms a DC target: its next packet with a wrong access key raises an event.
     ///
     /// # Errors
     /// [`CoreError::NotFound`] without such a target.

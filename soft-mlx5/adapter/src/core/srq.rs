@@ -20,7 +20,7 @@ pub struct XrcSrqParams {
     pub user_index: u32,
 }
 
-/// In which order the WQEs of an SRQ are taken.
+/// The order in which the WQEs of an SRQ are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SrqOrder {
     /// Each WQE begins with a link to the next one.
@@ -148,8 +148,8 @@ impl Srq {
     }
 
     /// Takes the next WQE and reads its scatter list (the bytes after the link) into `into`.
-    /// Returns what CQEs say of it: the place in a list, and a 16-bit counter in a cyclic queue,
-    /// whatever its size (`uct_rc_mlx5_iface_release_srq_seg` of UCX).
+    /// Returns its index for the CQE: the place in the ring of a linked queue, or a 16-bit counter
+    /// of a cyclic queue of any size (`uct_rc_mlx5_iface_release_srq_seg` of UCX).
     pub(super) fn take(
         &mut self,
         memory: &dyn HostMemory,
@@ -161,7 +161,7 @@ impl Srq {
         if self.posted == self.taken && self.refresh(memory).is_err() {
             return self.broken();
         }
-        // A counter that is ahead by more than the ring holds is a mistake of the host's program.
+        // If the counter is ahead by more than the ring holds, the host's program is broken.
         let outstanding = u32::from(self.posted.wrapping_sub(self.taken));
         if outstanding == 0 {
             return Err(NoReceive::Empty);
@@ -196,7 +196,7 @@ impl Srq {
         }
     }
 
-    /// Goes on to the WQE that a link names. Returns the place of the one before it.
+    /// Advances to the WQE that a link names. Returns the place of the WQE with that link.
     fn follow(&mut self, link: &[u8]) -> Result<u16, NoReceive> {
         let mut segment = SrqNextSegment::new_zeroed();
         segment.as_mut_bytes().copy_from_slice(link);

@@ -156,7 +156,7 @@ impl<T> RandomTable<T> {
     }
 }
 
-/// Spreads a number over 64 bits. The numbers in a table are random ones of the device, so peers
+/// Spreads a number over 64 bits. The device chooses the numbers in a table at random, so peers
 /// cannot choose colliding ones.
 #[derive(Debug, Default)]
 pub(super) struct NumberHasher(u64);

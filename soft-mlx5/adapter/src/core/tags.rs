@@ -1,10 +1,10 @@
-//! The tag list of a tag matching SRQ: receives that messages find by their tag.
+//! The tag list of a tag matching SRQ: receives that are matched to messages by tag.
 //!
 //! Software adds and removes entries by WQEs of a command QP. The device searches the list when a
-//! message arrives. A message that no entry matches is unexpected: software handles it, and while
-//! it does, it may add entries that the message should have found. So the device counts unexpected
-//! messages, software returns the number that it has handled, and entries that were added before
-//! both numbers agree are not matched until they do (Documentation/tag_matching.md of rdma-core).
+//! message arrives. A message that no entry matches is unexpected, and software handles it. Until
+//! then, software may add entries that the message should have matched. So the device counts
+//! unexpected messages, and software reports how many of them it has handled. While the two counts
+//! differ, new entries are not matched (Documentation/tag_matching.md of rdma-core).
 
 use super::ids::ObjectId;
 use super::{CoreError, Cqn};

@@ -16,8 +16,9 @@ pub(super) enum Owner {
     ErrorWatch,
 }
 
-/// Entries in time order. An entry only says that its owner has to be checked now. Owners keep
-/// their true deadline, and add a new entry if it has moved on. So moving a deadline costs nothing.
+/// Entries in time order. An entry only says when to check its owner. The owner keeps its true
+/// deadline, and adds a new entry if the deadline has moved. So moving a deadline later costs
+/// nothing.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, Owner)>>,

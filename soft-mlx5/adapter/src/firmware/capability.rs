@@ -1,4 +1,4 @@
-//! Capabilities that the device has behind every front end.
+//! Capabilities that the device has with every front end.
 
 use super::SETS;
 use super::bits::Field;

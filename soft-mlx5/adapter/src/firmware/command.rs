@@ -9,7 +9,7 @@ use crate::firmware::layout::command::{self as layout, header, result};
 pub struct Command<'a> {
     /// Its bytes.
     pub input: &'a [u8],
-    /// What the sender gets.
+    /// The output for the sender.
     pub reply: Reply,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Command<'a> {
         if have < bytes { Err(Refusal::short_input(have, bytes)) } else { Ok(()) }
     }
 
-    /// Makes the output say why the command was refused, and nothing else.
+    /// Replaces the output by the reason for the refusal.
     pub fn refuse(&mut self, refusal: &Refusal) {
         self.reply = Reply::new(self.reply.output.len());
         self.reply.set(result::STATUS, refusal.status as u64);

@@ -11,7 +11,7 @@ use crate::core::{Armed, CqModify, CqParams, CqRing, CqeSize, Cqn, LOG_MAX_CQ, M
 use crate::firmware::layout::command::{create_cq_in, header, modify_cq_in};
 use crate::firmware::layout::context::cqc;
 
-/// Where inputs and outputs have the context, in bits.
+/// Offset of the context in inputs and outputs, in bits.
 const CONTEXT: usize = 0x80;
 
 /// MODIFY_CQ operations and the fields that they may change, `MLX5_CQ_OPMOD_*`, `MLX5_CQ_MODIFY_*`.
@@ -31,13 +31,13 @@ const STATE_SOLICITED_ARMED: u64 = 0x6;
 const STATE_ARMED: u64 = 0x9;
 const STATE_FIRED: u64 = 0xa;
 
-/// Where inputs have the ring, the same in CREATE_CQ and MODIFY_CQ.
+/// The fields of the ring, which CREATE_CQ and MODIFY_CQ have at the same offsets.
 const RING: Place = Place {
     valid: create_cq_in::CQ_UMEM_VALID,
     id: create_cq_in::CQ_UMEM_ID,
     offset: create_cq_in::CQ_UMEM_OFFSET,
 };
-/// Where the input has the doorbell record.
+/// The fields of the doorbell record in the input.
 pub const RECORD: Place =
     Place { valid: cqc::DBR_UMEM_VALID, id: cqc::DBR_UMEM_ID, offset: cqc::DBR_ADDR }.at(CONTEXT);
 
@@ -68,8 +68,8 @@ fn moderation(context: &[u8]) -> Moderation {
     }
 }
 
-/// How completions are compressed, in the basic layout. `MLX5_CQE_FORMAT_*` number the formats as
-/// mini-CQEs have them.
+/// How completions are compressed, in the basic layout. `MLX5_CQE_FORMAT_*` are the numbers of the
+/// mini-CQE formats.
 fn compression(context: &[u8]) -> Result<Option<MiniCqeFormat>, Refusal> {
     if !cqc::CQE_COMP_EN.is_set(context) {
         return Ok(None);

@@ -16,9 +16,9 @@ pub const SETS: u32 = 255;
 
 /// The sets of queue counters.
 ///
-/// The device counts for all queue pairs together, so every set shows the device's figures since it
-/// was allocated or cleared, whatever queue pairs it was bound to. The driver has one set per port
-/// and binds all of its queue pairs to it.
+/// The device counts for all queue pairs together, so every set shows the counts of the whole
+/// device since it was allocated or cleared, regardless of the queue pairs bound to it. The driver
+/// has one set per port and binds all of its queue pairs to it.
 #[derive(Debug)]
 pub(super) struct QueueCounters {
     numbers: Numbers,

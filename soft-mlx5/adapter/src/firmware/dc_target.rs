@@ -17,7 +17,7 @@ const CONTEXT: usize = 0x80;
 const ACTIVE: u64 = 0;
 const DRAINED: u64 = 2;
 
-/// log2 of the READs and atomics that a peer may have outstanding, as the capabilities say.
+/// log2 of the READs and atomics that a peer may have outstanding, as in the capabilities.
 const LOG_READS: u8 = 4;
 
 /// CREATE_DCT.
@@ -103,7 +103,7 @@ impl Firmware<'_> {
     }
 }
 
-/// DRAIN_DCT: the target takes no packet any more. The front end reports the event that the driver
+/// DRAIN_DCT: the target accepts no more packets. The front end reports the event that the driver
 /// waits for.
 pub(super) fn drain(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (qpn, _) = firmware.dc_target(command)?;
@@ -116,7 +116,7 @@ pub(super) fn arm(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Don
     Ok(firmware.core.arm_dc_target(qpn)?)
 }
 
-/// DESTROY_DCT. The driver drains the target before. Whether an adapter refuses to destroy a target
+/// DESTROY_DCT. The driver drains the target first. Whether a ConnectX refuses to destroy a target
 /// that is not drained is unconfirmed; this device does not.
 pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let (qpn, _) = firmware.dc_target(command)?;

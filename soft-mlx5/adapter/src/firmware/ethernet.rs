@@ -86,7 +86,7 @@ fn context(command: &Command<'_>) -> Vec<u8> {
 const RING: Place = Place::RING.at(QUEUE);
 const RECORD: Place = Place::RECORD.at(QUEUE);
 
-/// Refuses all work queues but cyclic ones, each of whose WQEs is one send or receive.
+/// Refuses all work queues except cyclic ones, in which each WQE is one send or receive.
 fn check_cyclic(queue: &[u8]) -> Done {
     match wq::WQ_TYPE.get(queue) {
         CYCLIC => Ok(()),
@@ -336,9 +336,9 @@ fn own_ring(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<QpParams, 
     })
 }
 
-/// A receive queue that takes its receives from a receive memory pool (RMP), in whose protection
-/// domain they are. The command's work queue says nothing then. The completions have the user index
-/// of the receive queue, as those of QPs with an SRQ; no source says so of these.
+/// A receive queue that takes its receives, and their protection domain, from a receive memory pool
+/// (RMP). The command's work queue is ignored then. The completions have the user index of the
+/// receive queue, like those of QPs with an SRQ; this is unconfirmed.
 fn pool(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<QpParams, Refusal> {
     let rq = command.structure(CONTEXT);
     let (pool, cq) = (Srqn(rqc::RMPN.get32(rq)), Cqn(rqc::CQN.get32(rq)));

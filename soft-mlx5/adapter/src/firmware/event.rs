@@ -1,4 +1,4 @@
-//! Events as the device reports them to the driver: what entries of event queues say.
+//! Events as the device reports them to the driver, in entries of event queues.
 
 use uverbs_mlx5_format::{EQE_SIZE, EventType};
 
@@ -71,7 +71,7 @@ impl Report {
         Self { kind: EventType::DCT_DRAINED, subtype: 0, data: with_number(24, dctn) }
     }
 
-    /// A DC target got a packet with another access key.
+    /// A DC target got a packet with a wrong access key.
     fn key_violation(dctn: u32) -> Self {
         Self { kind: EventType::DCT_KEY_VIOLATION, subtype: 0, data: with_number(24, dctn) }
     }
@@ -81,7 +81,7 @@ impl Report {
         Self { kind: EventType::COMMAND, subtype: 0, data: with_number(0, mask) }
     }
 
-    /// The same event, if it is about a queue of this type. The core names queues by number alone.
+    /// The same event, if it is about a queue of this type. The core's events do not name the type.
     pub fn of_queue(mut self, queue_type: u8) -> Self {
         let elsewhere = [EventType::COMPLETION, EventType::CQ_ERROR, EventType::PORT_CHANGE];
         if !elsewhere.contains(&self.kind) {

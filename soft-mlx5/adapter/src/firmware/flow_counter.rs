@@ -1,4 +1,4 @@
-//! Flow counters: what entries of flow tables, and rules of the core, count.
+//! Flow counters, for entries of flow tables and rules of the core.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,12 +18,12 @@ pub const LOG_BULK: u32 = 8;
 pub const BULK_SIZES: u64 = 0b111;
 /// Counters per unit of a bulk's size (`MLX5_FC_BULK_SIZE_FACTOR`).
 const UNIT: u32 = 128;
-/// Several counters begin at a multiple of this. Linux takes groups of four
-/// counters when it reads the ones of its own network device (`mlx5_fc_stats_query`,
+/// The first number of several counters is a multiple of this. Linux takes groups of four counters
+/// when it reads the ones of its own network device (`mlx5_fc_stats_query`,
 /// drivers/net/ethernet/mellanox/mlx5/core/fs_counters.c).
 const ALIGNMENT: u32 = 4;
 
-/// Where QUERY_FLOW_COUNTER's output has the counters, in bits, and the bytes of each.
+/// Offset of the counters in QUERY_FLOW_COUNTER's output, in bits, and the bytes of each.
 const COUNTS: usize = 0x80;
 const COUNT_BYTES: usize = 16;
 
@@ -44,7 +44,7 @@ struct Bulk {
 /// All flow counters.
 #[derive(Debug)]
 pub struct FlowCounters {
-    /// What was allocated, by its first number.
+    /// The bulks, by their first number.
     bulks: BTreeMap<u32, Bulk>,
     /// Where the search for free numbers begins: freed ones are reused as late as possible.
     next: u32,
@@ -64,8 +64,8 @@ impl FlowCounters {
         self.bulks.len()
     }
 
-    /// The numbers that were allocated together with this one, which a command names. The driver
-    /// may name all, a user context what it has allocated.
+    /// The bulk of the counter that a command names. The driver may name all counters, a user
+    /// context only its own.
     pub(super) fn bulk_of(
         &self,
         command: &Command<'_>,
@@ -83,7 +83,7 @@ impl FlowCounters {
         self.bulks.values().any(|bulk| bulk.owner == uid)
     }
 
-    /// Allocates successive numbers, and returns the first.
+    /// Allocates consecutive numbers, and returns the first.
     fn allocate(&mut self, length: u32, owner: u16) -> Result<u32, Refusal> {
         let aligned = |first: &u32| first % length.min(ALIGNMENT) == 0;
         let is_free = |first: &u32| {
@@ -103,7 +103,7 @@ impl FlowCounters {
         let count = command.get32(query_flow_counter_in::NUM_OF_COUNTERS);
         let too_many = || Refusal::parameter("num_of_counters", count.into());
         let end = first.checked_add(count.max(1)).ok_or_else(too_many)?;
-        // The driver may read over gaps, a user context stays in what it has allocated.
+        // The driver may read over gaps, a user context only within one of its bulks.
         let is_driver = command.user_context() == 0;
         let most = if is_driver && count > 0 { END } else { self.bulk_of(command, first)?.end };
         let to_memory = command.is_set(query_flow_counter_in::DUMP_TO_MEMORY);
@@ -111,7 +111,7 @@ impl FlowCounters {
         if end <= most && fits { Ok(first..end) } else { Err(too_many()) }
     }
 
-    /// The counts as answers have them; those of numbers without a counter are zero.
+    /// The counts in the format of answers; zero for numbers without a counter.
     fn read(&self, wanted: Range<u32>) -> Vec<u8> {
         let bytes = |number| {
             let count = self.counts.get(&number).copied().unwrap_or_default();
@@ -138,7 +138,7 @@ impl FlowCounters {
         self.rules.remove(&rule);
     }
 
-    /// Adds what the core's rules have taken since the last time.
+    /// Adds the hits of the core's rules since the last call.
     fn collect(&mut self, core: &Core) {
         for (rule, (number, counted)) in &mut self.rules {
             let Ok(hits) = core.flow_hits(*rule) else { continue };
@@ -159,7 +159,7 @@ impl FlowCounters {
     }
 }
 
-/// How many counters ALLOC_FLOW_COUNTER makes (`MLX5_IB_METHOD_DEVX_OBJ_CREATE` in the kernel's
+/// How many counters ALLOC_FLOW_COUNTER allocates (`MLX5_IB_METHOD_DEVX_OBJ_CREATE` in the kernel's
 /// hw/mlx5/devx.c).
 pub fn length(command: &Command<'_>) -> u32 {
     match command.get32(flow_counter::BULK_LOG_SIZE) {
@@ -196,9 +196,10 @@ pub(super) fn free(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Do
     Ok(())
 }
 
-/// QUERY_FLOW_COUNTER of one counter, or of successive numbers. The counts come in the answer or,
-/// in the same form, to the memory of a key. That form is DPDK's (drivers/common/mlx5/mlx5_prm.h
-/// and `mlx5_devx_cmd_flow_counter_query`); the kernel's header does not have it.
+/// QUERY_FLOW_COUNTER of one counter, or of consecutive numbers. The counts are in the answer or,
+/// in the same format, go to the memory of a key. The latter is known from DPDK
+/// (drivers/common/mlx5/mlx5_prm.h and `mlx5_devx_cmd_flow_counter_query`); the kernel's header
+/// does not have it.
 pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
     let wanted = firmware.objects.flow_counters.wanted(command)?;
     firmware.objects.flow_counters.collect(firmware.core);

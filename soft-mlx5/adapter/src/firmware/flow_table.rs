@@ -70,7 +70,7 @@ pub(super) const LOG_DESTINATIONS: u32 = 6;
 /// log2 of the most counters of an entry.
 pub(super) const LOG_ENTRY_COUNTERS: u32 = 6;
 
-/// Most tables that a frame comes to. One path has at most [`LEVELS`], but paths fork where an
+/// Most tables that a frame visits. One path has at most [`LEVELS`] tables, but paths fork if an
 /// entry has several destinations.
 const MAX_TABLES: usize = 256;
 
@@ -94,7 +94,7 @@ struct Entry {
     targets: Targets,
 }
 
-/// Where an entry sends a frame, and what counts it.
+/// The destinations and counters of an entry.
 #[derive(Debug)]
 struct Targets {
     destinations: Vec<Destination>,
@@ -146,7 +146,7 @@ impl Table {
     }
 }
 
-/// A TIR that a frame has come to.
+/// A TIR that a frame has reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached {
     tir: u32,
@@ -155,7 +155,7 @@ pub struct Reached {
 
 impl Objects {
     /// The receive queue of a TIR for a frame. The TIR of a user context leads only to queues of
-    /// the same context, also if a command has let it name another one.
+    /// the same context, even if a command has made it name another one.
     pub fn receiver(&self, reached: &Reached, frame: &[u8]) -> Option<(Qpn, Steered)> {
         let (queue, hash) = self.choose(reached.tir, frame)?;
         let owner = self.owners.get(&(ObjectKind::Tir, reached.tir));
@@ -212,7 +212,7 @@ impl FlowTables {
         self.tables.get_mut(&number).ok_or_else(|| Refusal::no_such("flow table", number))
     }
 
-    /// The number of a table to which a command leads one of this level.
+    /// The number of a table that follows one of this level.
     fn next(&self, command: &Command<'_>, level: u64, number: u32) -> Result<u32, Refusal> {
         let table = self.tables.get(&number).filter(|table| table.belongs_to(command));
         let table = table.ok_or_else(|| Refusal::no_such("flow table", number))?;
@@ -229,7 +229,7 @@ impl FlowTables {
         self.root.map_or_else(Vec::new, |root| self.route_from(root, 0, frame, counters))
     }
 
-    /// As [`route`](Self::route), from a table that a frame with this flow tag has come to.
+    /// As [`route`](Self::route), from a table that a frame with this flow tag has reached.
     fn route_from(
         &self,
         table: u32,
@@ -281,7 +281,7 @@ fn miss(flows: &FlowTables, command: &Command<'_>, level: u64) -> Result<Option<
     }
 }
 
-/// The object that a miss table is.
+/// The miss table as an object.
 fn next(miss: Option<u32>) -> Option<ObjectId> {
     miss.map(|table| (ObjectKind::FlowTable, table))
 }

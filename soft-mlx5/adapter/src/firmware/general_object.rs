@@ -1,5 +1,5 @@
-//! General objects, whose type a command names. Of the types there is one: numbers that no QP gets,
-//! which connection managers name instead of a QP's.
+//! General objects, whose type is a parameter of the command. One type is supported: QP numbers
+//! that no QP gets, which connection managers use instead of a QP's number.
 
 use super::Firmware;
 use super::command::Command;
@@ -9,7 +9,7 @@ use crate::firmware::layout::command::general_object as layout;
 /// `MLX5_OBJ_TYPE_RESERVED_QPN`.
 pub const RESERVED_NUMBERS: u64 = 0x2c;
 
-/// log2 of the numbers of an object. An adapter's is unconfirmed.
+/// log2 of the numbers of an object. That of a ConnectX is unconfirmed.
 pub const LOG_NUMBERS: u32 = 6;
 
 /// log2 of all numbers that can be reserved.

@@ -12,7 +12,7 @@ use crate::firmware::layout::command::{create_mkey_in, query_special_contexts_ou
 use crate::firmware::layout::context::mkc;
 use crate::memory::PageMap;
 
-/// Where inputs and outputs have the context, in bits.
+/// Offset of the context in inputs and outputs, in bits.
 const CONTEXT: usize = 0x80;
 
 /// Access modes, `MLX5_MKC_ACCESS_MODE_*`.
@@ -64,7 +64,7 @@ pub(super) fn create(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> 
     Ok(())
 }
 
-/// The umem that a region is in.
+/// The fields of the umem of a region.
 const MEMORY: Place = Place {
     valid: create_mkey_in::MKEY_UMEM_VALID,
     id: create_mkey_in::MKEY_UMEM_ID,

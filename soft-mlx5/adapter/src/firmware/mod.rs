@@ -1,8 +1,8 @@
-//! The firmware's commands about objects: mailboxes with an opcode in front.
+//! The firmware's commands about objects: buffers that start with an opcode.
 //!
 //! The kernel's driver sends them through the command queue of the PCI function, programs through
-//! DEVX of the character device. What differs between the two is behind [`FrontEnd`]; a front end
-//! has commands of its own besides, such as those about ports and event queues.
+//! DEVX of the character device. [`FrontEnd`] hides the differences between the two. Each front end
+//! also has its own commands, such as those for ports and event queues.
 
 mod address_path;
 pub mod bits;
@@ -52,7 +52,7 @@ use self::table::CommandSpec;
 use self::umem::Umems;
 use crate::core::{Core, ObjectId, ObjectKind, Pdn};
 
-/// What commands about objects ask the front end for.
+/// The questions that commands about objects ask the front end.
 pub trait FrontEnd {
     /// Whether this event queue exists.
     ///
@@ -84,7 +84,7 @@ pub trait FrontEnd {
     }
 }
 
-/// The firmware's data of a QP: its service type as the driver names it, whether it is the driver's
+/// The firmware's data of a QP: the driver's code of its service type, whether it is the driver's
 /// own, and the port that it was initialized for.
 #[derive(Clone, Copy, Debug)]
 struct Service {
@@ -93,7 +93,7 @@ struct Service {
     port: u8,
 }
 
-/// What the firmware knows of the core's objects, and the objects that the core does not have.
+/// The firmware's data of the core's objects, and the objects that only the firmware has.
 #[derive(Debug)]
 pub struct Objects {
     /// Used for protection domain 0, that of the driver's own queues.
@@ -117,14 +117,15 @@ pub struct Objects {
     references: References,
     /// Counters of frames.
     pub flow_counters: FlowCounters,
-    /// Where frames go.
+    /// The flow tables.
     pub flows: FlowTables,
     /// First numbers of the ranges of QP numbers that are reserved, and their user contexts.
     reserved: BTreeMap<u32, u16>,
 }
 
 impl Objects {
-    /// No objects yet. The driver's own queues name protection domain 0 and get this one.
+    /// No objects yet. The driver's own queues name protection domain 0, which stands for
+    /// `privileged_pd`.
     pub fn new(privileged_pd: Pdn) -> Self {
         Self {
             privileged_pd,
@@ -162,7 +163,7 @@ impl Objects {
         self.services.get(&qpn).is_some_and(|service| service.kernels)
     }
 
-    /// Forgets the owner and the umems of an object that was destroyed.
+    /// Removes the owner and the umems of a destroyed object.
     pub fn release(&mut self, object: ObjectId) {
         self.owners.remove(&object);
         self.umems.release(object);
@@ -190,7 +191,7 @@ impl Objects {
 }
 
 /// The driver's number for objects that all user contexts may share (`MLX5_SHARED_RESOURCE_UID`).
-/// No context gets it. That others may use such objects is not modelled.
+/// No context gets this number. Sharing such objects is not modelled.
 const SHARED: u32 = 0xffff;
 
 impl Objects {
@@ -208,7 +209,7 @@ impl Objects {
     }
 }
 
-/// The object that a command names by this number: of a key it is the index.
+/// The object that a command names by this number. For a key, the number is the index.
 fn subject(kind: ObjectKind, number: u32) -> ObjectId {
     if kind == ObjectKind::Mkey { (kind, number << 8) } else { (kind, number) }
 }
@@ -227,7 +228,7 @@ impl Firmware<'_> {
     /// Runs a command.
     ///
     /// # Errors
-    /// A refusal; nothing has changed then.
+    /// A refusal. Nothing has changed then.
     pub fn run(&mut self, spec: &CommandSpec, command: &mut Command<'_>) -> Done {
         command.need(spec.form.input)?;
         command.reply.need(spec.form.output)?;
@@ -260,7 +261,8 @@ impl Firmware<'_> {
         })
     }
 
-    /// A command has created an object, or moved one, with its rings and records in these places.
+    /// Records that a command has created or moved an object, with rings and records in these
+    /// places.
     pub fn created(&mut self, command: &Command<'_>, object: ObjectId, places: &[&Place]) {
         if command.user_context() != 0 {
             self.objects.owners.insert(object, command.user_context());

@@ -1,4 +1,4 @@
-//! Page lists in commands: where a queue's or a memory key's bytes are.
+//! Page lists in commands: the pages of a queue or memory key.
 
 use super::command::Command;
 use super::refusal::Refusal;
@@ -14,7 +14,7 @@ pub const PAGES: usize = 0x880;
 pub struct QueuePages {
     /// log2 of the page size, minus 12.
     pub log_page_size: u32,
-    /// Where the queue begins, in 64ths of a page.
+    /// Offset of the queue in its first page, in 64ths of a page.
     pub page_offset: u64,
     /// Bytes of the queue.
     pub length: u64,
@@ -37,8 +37,8 @@ impl QueuePages {
     }
 }
 
-/// The page list at `bit` bits into the input: pages of `1 << shift` bytes, the object beginning
-/// `first` bytes into the first of them and taking `length` bytes.
+/// The page list at `bit` bits into the input. The pages have `1 << shift` bytes; the object starts
+/// `first` bytes into the first page and has `length` bytes.
 ///
 /// # Errors
 /// A refusal of impossible values.

@@ -14,9 +14,9 @@ use crate::firmware::bits::Field;
 use crate::firmware::layout::command::{create_qp_in, modify_qp_in};
 use crate::firmware::layout::context::{ads, qpc};
 
-/// Where the QP context starts in inputs and outputs, in bits.
+/// Offset of the QP context in inputs and outputs, in bits.
 const CONTEXT: usize = 0xc0;
-/// Where the two address paths start in the context, in bits.
+/// Offsets of the two address paths in the context, in bits.
 const PRIMARY_PATH: usize = 0xc0;
 const ALTERNATE_PATH: usize = 0x220;
 
@@ -134,8 +134,8 @@ fn qp_type(context: &[u8]) -> Result<QpType, Refusal> {
     }
 }
 
-/// Whether the device reads the data of rendezvous messages. The kernel asks for it for every QP of
-/// a tag matching SRQ that has no send queue (hw/mlx5/qp.c).
+/// Whether the device reads the data of rendezvous messages. The kernel requests this for every QP
+/// that uses a tag matching SRQ and has no send queue (hw/mlx5/qp.c).
 fn reads_rendezvous(context: &[u8]) -> Result<bool, Refusal> {
     match qpc::OFFLOAD_TYPE.get(context) {
         0 => Ok(false),
@@ -449,7 +449,7 @@ pub(super) fn query(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> D
     {
         let mut path = path.unwrap_or_default();
         if bit == PRIMARY_PATH && path.port == 0 {
-            // RST2INIT_QP gives the port, before INIT2RTR_QP gives the rest of the path.
+            // RST2INIT_QP sets the port, INIT2RTR_QP the rest of the path.
             path.port = firmware.service(qpn.0).map_or(0, |service| service.port);
         }
         address_path::write(&path, command.reply.structure_mut(CONTEXT + bit));

@@ -23,7 +23,7 @@ pub(super) const LOG_RECORDS: u32 = 16;
 /// log2 of the most receive queues that a table lists.
 pub(super) const LOG_LIST: u32 = 11;
 
-/// Where a receive queue table's context has its list, in bits.
+/// Offset of the list in a receive queue table's context, in bits.
 const LIST: usize = 0x780;
 
 /// How a TIR chooses its receive queue, `MLX5_TIRC_DISP_TYPE_*`: from a table.
@@ -36,15 +36,15 @@ pub(super) fn queue(table: &[u8], place: usize) -> Qpn {
 
 /// A kind of stored object.
 pub(super) trait Kind {
-    /// Its objects.
+    /// The kind of its objects.
     const OBJECT: ObjectKind;
     /// Offset of the context in CREATE in bits, and its size in bytes.
     const CONTEXT: (usize, usize);
     /// Offset of the context in QUERY, in bits.
     const QUERY: usize;
-    /// What MODIFY may change.
+    /// The parts that MODIFY may change.
     const CHANGES: &'static [Change];
-    /// Refuses an invalid context, of which the command gave so many bytes.
+    /// Refuses an invalid context. `given` is the number of its bytes in the command.
     fn check(_context: &[u8], _given: usize) -> Done {
         Ok(())
     }
@@ -138,7 +138,7 @@ pub(super) fn modify<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Command
     Ok(())
 }
 
-/// Where MODIFY commands have their mask.
+/// The mask in MODIFY commands.
 const BITMASK: Field = field(0x80, 64);
 
 fn copy_bits(to: &mut [u8], from: &[u8], range: Range<usize>) {
@@ -164,7 +164,7 @@ pub(super) fn destroy<K: Kind>(firmware: &mut Firmware<'_>, command: &mut Comman
     Ok(())
 }
 
-/// The transport domain of a context. That an adapter takes number 0 for none is unconfirmed.
+/// The transport domain of a context. That number 0 means none is unconfirmed.
 fn domain(number: u32) -> Option<ObjectId> {
     (number != 0).then_some((ObjectKind::TransportDomain, number))
 }

@@ -1,7 +1,7 @@
-//! Which objects are referred to by others, for the kinds of object that the core does not know.
+//! Counts references to objects, for the kinds of objects that the core does not know.
 //!
-//! What something refers to is not destroyed. That an adapter refuses it is unconfirmed; the driver
-//! destroys an object's users first.
+//! An object with references cannot be destroyed. That a ConnectX refuses this is unconfirmed; the
+//! driver destroys an object's users first.
 
 use std::collections::HashMap;
 
@@ -39,8 +39,8 @@ impl References {
 }
 
 impl Objects {
-    /// Whether there is an object that others may refer to. Of queues there are those that receive
-    /// frames.
+    /// Whether the object exists and others may refer to it. Of queues, only those that receive
+    /// frames count.
     fn exists(&self, (kind, number): ObjectId) -> bool {
         match kind {
             ObjectKind::TransportDomain => self.transport_domains.check(number).is_ok(),
@@ -54,7 +54,7 @@ impl Objects {
 }
 
 impl Firmware<'_> {
-    /// Whether a command may have an object refer to these.
+    /// Whether a command may create references to these objects.
     pub(super) fn check_references(&self, command: &Command<'_>, objects: &[ObjectId]) -> Done {
         objects.iter().try_for_each(|object| match *object {
             (ObjectKind::Qp, number) if self.front.has_work_queue(number) => Ok(()),
@@ -64,7 +64,7 @@ impl Firmware<'_> {
     }
 }
 
-/// There is no such object, or none that the command may name.
+/// The refusal for an object that does not exist, or that the command may not name.
 pub(super) fn no_such((kind, number): ObjectId) -> Refusal {
     Refusal::no_such(&kind.to_string(), number)
 }

@@ -21,13 +21,13 @@ pub enum Status {
     BadOutputLength = 0x51,
 }
 
-/// A refused command. Real syndromes are not public. These are this device's own, one per kind of
+/// A refused command. Real syndromes are not public. This device has its own, one for each kind of
 /// error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The driver turns it into an errno.
     pub status: Status,
-    /// Which error it is.
+    /// The kind of error.
     pub syndrome: u32,
     detail: String,
 }
@@ -36,7 +36,7 @@ pub struct Refusal {
 pub type Done = Result<(), Refusal>;
 
 impl Refusal {
-    /// A refusal for a reason of its own.
+    /// A refusal with another reason.
     pub fn new(status: Status, syndrome: u32, detail: impl Into<String>) -> Self {
         Self { status, syndrome, detail: detail.into() }
     }

@@ -36,7 +36,7 @@ const CYCLIC: u64 = 1;
 const XRC_GOOD: u64 = 0;
 const XRC_ERROR: u64 = 1;
 
-/// The kinds of shared receive queues, each with commands of its own.
+/// The kinds of shared receive queues, each with its own commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Pool,
@@ -87,7 +87,7 @@ impl Firmware<'_> {
     }
 }
 
-/// The order that a work queue's type stands for. Striding queues are not modelled.
+/// The order for a work queue's type. Striding queues are not modelled.
 pub(super) fn order(queue: &[u8]) -> Result<SrqOrder, Refusal> {
     match wq::WQ_TYPE.get(queue) {
         LINKED_LIST => Ok(SrqOrder::Linked),
@@ -157,7 +157,7 @@ pub(super) fn query_pool(firmware: &mut Firmware<'_>, command: &mut Command<'_>)
     Ok(())
 }
 
-/// What queries tell of a work queue, whose description is at bit `queue`.
+/// The fields of a query about a work queue, whose description is at bit `queue`.
 pub(super) fn queue_values(info: &SrqInfo, queue: usize) -> [(Field, u64); 6] {
     let params = &info.params;
     let is_list = params.order == SrqOrder::Linked;
@@ -173,7 +173,7 @@ pub(super) fn queue_values(info: &SrqInfo, queue: usize) -> [(Field, u64); 6] {
 
 /// CREATE_XRC_SRQ.
 pub(super) fn create_xrc(firmware: &mut Firmware<'_>, command: &mut Command<'_>) -> Done {
-    // Where the command has the number of its umem is not public.
+    // The field with the number of the umem is not public.
     if command.is_set(create_xrc_srq_in::XRC_SRQ_UMEM_VALID) {
         return Err(Refusal::parameter("xrc_srq_umem_valid", 1));
     }

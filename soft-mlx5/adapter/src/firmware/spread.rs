@@ -17,7 +17,7 @@ struct Receivers<'a> {
 }
 
 impl Receivers<'_> {
-    /// How many queues there are: 0 for a list without any in use, whatever is in the rest of it.
+    /// How many queues there are: 0 for a list without queues in use, even if it has other entries.
     fn count(&self) -> usize {
         self.list.map_or(1, |list| rqtc::RQT_ACTUAL_SIZE.get32(list) as usize)
     }
@@ -47,7 +47,7 @@ impl Objects {
     /// The receive queues of a TIR, and the hash that chooses one of them.
     ///
     /// # Errors
-    /// A refusal if there is no such TIR, or not its table of receive queues, or none in the table.
+    /// A refusal if the TIR or its table of receive queues does not exist, or the table is empty.
     pub fn spread(&self, tir: u32) -> Result<Spread, Refusal> {
         let receivers = self.receivers(tir)?;
         if receivers.count() == 0 {
@@ -57,8 +57,8 @@ impl Objects {
         Ok(Spread { table, hash: receivers.hash() })
     }
 
-    /// The receive queue of a TIR for a frame, and the frame's hash: as the TIR's
-    /// [`Objects::spread`] chooses, without its table.
+    /// The receive queue of a TIR for a frame, and the frame's hash. The choice is that of
+    /// [`Objects::spread`], without building its table.
     pub(super) fn choose(&self, tir: u32, frame: &[u8]) -> Option<(Qpn, Option<(u32, u8)>)> {
         let receivers = self.receivers(tir).ok().filter(|receivers| receivers.count() > 0)?;
         let (place, hash) = place(receivers.hash().as_ref(), frame, receivers.count());

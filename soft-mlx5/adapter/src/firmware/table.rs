@@ -19,7 +19,7 @@ type Handler = fn(&mut Firmware<'_>, &mut Command<'_>) -> Done;
 /// Structures of an input, for the trace: position in bits and fields.
 pub type Structures = &'static [(usize, &'static [(&'static str, Field)])];
 
-/// What a command looks like.
+/// The format of a command.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// The opcode.
@@ -30,7 +30,7 @@ pub struct Form {
     pub input: usize,
     /// Smallest output in bytes.
     pub output: usize,
-    /// What the trace shows of the input.
+    /// The fields of the input that the trace shows.
     pub fields: Structures,
 }
 
@@ -48,7 +48,7 @@ impl Form {
 /// A command about objects.
 #[derive(Debug)]
 pub struct CommandSpec {
-    /// What it looks like.
+    /// Its format.
     pub form: Form,
     pub(super) run: Handler,
     /// The kind of object that it names by [`object::NUMBER`](layout::object::NUMBER), if it

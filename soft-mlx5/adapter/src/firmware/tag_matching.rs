@@ -1,4 +1,4 @@
-//! Tag matching SRQs: extended receive queues (XRQs) with that topology. Kernel:
+//! Tag matching SRQs: extended receive queues (XRQs) with the topology "tag matching". Kernel:
 //! hw/mlx5/srq_cmd.c.
 
 use super::command::Command;
@@ -32,8 +32,8 @@ const RENDEZVOUS: u64 = 1;
 /// `MLX5_ARM_RQ_IN_OP_MOD_XRQ`.
 const ARM_EXTENDED: u64 = 2;
 
-/// What the fields of an XRQ context must be. Not modelled: other topologies, a queue that leaves
-/// every rendezvous to software, one for DC.
+/// The required values of fields of an XRQ context. Not modelled: other topologies, queues without
+/// rendezvous offload, queues for DC.
 const ONLY: &[(&str, Field, u64)] = &[
     ("state", xrqc::STATE.at(CONTEXT), GOOD),
     ("rlkey", xrqc::RLKEY.at(CONTEXT), 0),

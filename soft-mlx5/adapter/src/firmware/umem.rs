@@ -17,7 +17,7 @@ use crate::memory::PageMap;
 const LOG_PAGE_SIZE: Field = field(0x80 + 0x9b, 5);
 const PAGE_OFFSET: Field = field(0x80 + 0xa0, 32);
 const NUM_OF_MTT: Field = field(0x80 + 0xc0, 64);
-/// Where its page list begins, in bits, and the write permission in an entry of it.
+/// Offset of its page list, in bits, and the write permission in an entry of the list.
 const PAGES: usize = 0x80 + 0x100;
 const WRITABLE: u64 = 1 << 1;
 
@@ -29,7 +29,7 @@ struct Umem {
     writable: bool,
 }
 
-/// All umems, and what uses them.
+/// All umems and their users.
 #[derive(Debug)]
 pub(super) struct Umems {
     numbers: Numbers,
@@ -55,7 +55,7 @@ impl Umems {
         self.known.values().any(|umem| umem.owner == uid)
     }
 
-    /// A command has put an object, or a part of it, in these places.
+    /// Records that a command has put an object, or a part of it, in these places.
     pub(super) fn hold(&mut self, command: &Command<'_>, object: ObjectId, places: &[&Place]) {
         let used = self.users.entry(object).or_default();
         for place in places {
@@ -74,9 +74,10 @@ impl Umems {
     }
 }
 
-/// Where a command says that a ring or a doorbell record is: in the umem `id`, `offset` bytes from
-/// its start, if `valid` is set. The driver sets that bit in the commands that programs make. In
-/// its own ones, for verbs, `offset` of a record is an address, and rings are lists of pages.
+/// The fields of a command with the place of a ring or doorbell record: in the umem `id`, `offset`
+/// bytes from its start, if `valid` is set. The driver sets that bit in commands of programs. In
+/// the driver's own commands, for verbs, `offset` of a record is an address, and rings are lists of
+/// pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Whether the place is in a umem.
@@ -118,7 +119,7 @@ impl Objects {
         Ok(number)
     }
 
-    /// Forgets registered memory.
+    /// Removes registered memory.
     ///
     /// # Errors
     /// A refusal if an object uses it, or if there is none of this number.
@@ -146,7 +147,7 @@ impl Firmware<'_> {
         written: bool,
     ) -> Result<PageMap, Refusal> {
         if is_in_umem(command, place) {
-            // Whether a page offset counts beside the umem's offset is unconfirmed.
+            // Whether a page offset is added to the umem's offset is unconfirmed.
             if pages.page_offset != 0 {
                 return Err(Refusal::parameter("page_offset of a umem", pages.page_offset));
             }
@@ -205,7 +206,8 @@ fn aligned(part: PageMap, to: u64, what: &str, offset: u64) -> Result<PageMap, R
     }
 }
 
-/// Refuses what only the driver may name, because it reaches beyond the memory of a user context.
+/// Refuses parameters that only the driver may use, because they reach beyond the memory of a user
+/// context.
 pub(super) fn only_driver(command: &Command<'_>, what: &str) -> Done {
     match command.user_context() {
         0 => Ok(()),
@@ -240,8 +242,8 @@ pub(super) fn destroy(firmware: &mut Firmware<'_>, command: &mut Command<'_>) ->
 
 /// Whether a command has its memory in a umem. UCX creates receive memory pools from a user context
 /// without the bit that says so (`uct_rc_mlx5_devx_init_rx_common` in rc_mlx5_devx.c). The kernel
-/// creates queues for user contexts, too, with lists of pages and no umem's number. How an adapter
-/// tells the two is unconfirmed.
+/// also creates queues for user contexts, with lists of pages and without a umem number. How a
+/// ConnectX distinguishes the two is unconfirmed.
 fn is_in_umem(command: &Command<'_>, place: &Place) -> bool {
     let is_named = command.user_context() != 0 && command.get32(place.id) != 0;
     command.is_set(place.valid) || is_named

@@ -1,4 +1,4 @@
-//! A buffer that takes the place of host memory.
+//! A buffer that replaces host memory.
 
 #![allow(unsafe_code)]
 

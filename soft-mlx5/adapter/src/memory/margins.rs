@@ -1,4 +1,4 @@
-//! How memory is accessed that a program reads and writes while peers access it.
+//! Access sizes for memory that a program and peers access at the same time.
 
 #![forbid(unsafe_code)]
 
@@ -20,8 +20,8 @@ impl Margins {
     /// No limits: all of the memory is one region.
     pub const EVERYWHERE: Self = Self { before: u64::MAX, after: u64::MAX };
 
-    /// For an access that touches no byte beside its own: only words that are inside it are
-    /// accessed whole.
+    /// For an access that touches no bytes besides its own: only words inside it are accessed
+    /// whole.
     pub const NONE: Self = Self { before: 0, after: 0 };
 
     /// The aligned word around `at`, one of the `length` bytes from `address`, if the region holds

@@ -5,8 +5,8 @@
 //! character device, a guest-physical address for PCI. The core reaches host memory only through
 //! [`HostMemory`], always by copy, because the host's program may write the same bytes at any time.
 //!
-//! Copies go up in address order, as a ConnectX without relaxed ordering writes: programs that poll
-//! the last byte of an RDMA WRITE rely on it.
+//! Copies proceed in ascending address order, like writes of a ConnectX without relaxed ordering:
+//! programs that poll the last byte of an RDMA WRITE rely on it.
 
 #![allow(unsafe_code)]
 
@@ -126,8 +126,8 @@ pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Copies bytes from memory of an on-demand key, whose pages may be unmapped or untouched. What
-    /// this program copies itself it accesses as [`HostMemory::read_words`] does.
+    /// Copies bytes from memory of an on-demand key, whose pages may be unmapped or untouched. If
+    /// the kernel does not make the copy, access sizes are those of [`HostMemory::read_words`].
     fn read_on_demand(
         &self,
         address: u64,
@@ -192,7 +192,7 @@ pub unsafe trait HostMemory: fmt::Debug + Send + Sync {
         with_u64 update_u64 u64 AtomicU64;
     }
 
-    /// Loads a word; what the host wrote before it stored this value is visible afterwards.
+    /// Loads a word. Writes of the host before it stored this value are visible afterwards.
     fn load_acquire_u32(&self, address: u64) -> Result<u32, BusError> {
         let mut found = 0;
         self.with_u32(address, false, &mut |word| found = word.load(Ordering::Acquire))?;

@@ -19,17 +19,17 @@ impl ProcessMemory {
     /// the pages of a memory key) must stay mapped until the object is destroyed, readable, and
     /// writable if the device may write it (CQ buffers; keys with local write access). The pages of
     /// an on-demand key may come and go, except during an atomic operation on them. No safe
-    /// reference of this process may cover a range while the device may write it; programs look at
+    /// reference of this process may cover a range while the device may write it; programs access
     /// it through raw pointers or atomics.
     ///
     /// All accesses are atomic, and of these sizes, since the standard library forbids atomic
     /// accesses of different sizes to the same bytes if one of them is a write and nothing orders
     /// them:
-    /// - What a peer's RDMA operations access: aligned words of eight bytes if the memory region
-    ///   has the whole word, else single bytes. A program that accesses such memory meanwhile uses
-    ///   the same sizes.
+    /// - Memory that a peer's RDMA operations access: aligned words of eight bytes if the memory
+    ///   region has the whole word, else single bytes. A program that accesses such memory
+    ///   meanwhile uses the same sizes.
     /// - The buffers of the program's own requests: aligned words inside the message, and single
-    ///   bytes at its edges. They belong to the device until the request completes; bytes beside
+    ///   bytes at its edges. They belong to the device until the request completes; bytes next to
     ///   them are not touched.
     /// - Doorbell records: words of four bytes. The byte of a CQE that holds its owner bit: one
     ///   byte; the rest of a CQE is written before, and ordered by it.

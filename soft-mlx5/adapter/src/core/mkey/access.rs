@@ -17,7 +17,7 @@ pub(in crate::core) enum AccessError {
     Bounds,
     /// The key does not allow it.
     Rights,
-    /// The host's memory is not there.
+    /// The host's memory is not accessible.
     Memory,
 }
 
@@ -53,13 +53,14 @@ pub(in crate::core) struct Operand {
     pub(in crate::core) in_word: bool,
 }
 
-/// Whether the program may read the memory at the same time. It may while peers access it. The
-/// buffers of its own requests belong to the device until they complete.
+/// Whether the program may access the memory at the same time. That is allowed while peers access
+/// the memory, but the buffers of the program's own requests belong to the device until they
+/// complete.
 fn is_shared(need: Access) -> bool {
     need.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
-/// The bytes around an access that it may touch as parts of their words.
+/// How many bytes before and after an access it may touch, because it accesses whole words.
 fn margins_for(need: Access, region: Margins) -> Margins {
     if is_shared(need) { region } else { Margins::NONE }
 }

@@ -172,8 +172,8 @@ pub(super) struct Mkeys {
     windows: BTreeMap<u32, u32>,
 }
 
-/// Adds `change` to the counts of the keys that a bound window, or a key that a WQE configured,
-/// points at. Other keys are not counted.
+/// Adds `change` to the counts of the keys that `key` points at, if `key` is a bound window or was
+/// configured by a WQE.
 fn count_window(windows: &mut BTreeMap<u32, u32>, key: &MkeyParams, change: i32) {
     for entry in key.translation.listed().filter(|_| !key.free) {
         let index = entry.mkey.0 >> 8;

@@ -86,8 +86,8 @@ impl Answer {
         }
     }
 
-    /// Goes on as `again`, if that answers a repetition of the same request. The peer has all
-    /// responses before those that it requests again, and takes none after a missing one.
+    /// Restarts at `again`, if both answer the same request. A peer that repeats a READ has the
+    /// responses before the repeated PSN, and discards later ones until that one arrives.
     fn restart(&mut self, again: &Self) -> bool {
         let is_same = !matches!(self.body, Body::Short(_)) && self.end() == again.end();
         if is_same && self.next() != again.psn {
@@ -98,9 +98,9 @@ impl Answer {
 }
 
 impl Qp {
-    /// Answers a duplicate request before all answers with a later PSN, or instead of the answer
-    /// that is not sent completely. The queue is bounded, because a peer can repeat requests
-    /// without end.
+    /// Queues the answer to a duplicate request before all answers with a later PSN. If an answer
+    /// to the same request is being sent, restarts that one. The queue is bounded, because a peer
+    /// can repeat requests without end.
     pub(super) fn answer_duplicate(&mut self, env: &mut Env, answer: Answer) {
         const MOST_ANSWERS: usize = 512;
         let answers = &mut self.responder.answers;

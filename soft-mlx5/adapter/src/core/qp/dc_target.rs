@@ -43,7 +43,7 @@ pub(super) struct Target {
     ready: VecDeque<(Peer, u32)>,
     /// The session whose packet is being handled, or whose answers are being sent.
     current: Option<Current>,
-    /// Receives that were taken for messages which then never ended.
+    /// Receives that were taken for messages that were never completed.
     #[allow(clippy::vec_box, reason = "they come and go in their boxes")]
     unused: Vec<Box<ReceiveWqe>>,
     /// Whether a packet with a wrong key raises an event.
@@ -89,8 +89,8 @@ impl Target {
         }
     }
 
-    /// Makes space for a session, if necessary by ending another one. Returns `false` if there is
-    /// none.
+    /// Makes space for a session, if necessary by ending another one. Returns `false` if none may
+    /// be ended.
     fn reserve_session(&mut self, now: u64) -> bool {
         if self.sessions.len() < SESSIONS {
             return true;
@@ -150,8 +150,7 @@ impl Qp {
         }
     }
 
-    /// Has the next packet with a wrong key raise an event. Returns `false` if this is not a
-    /// target.
+    /// Arms an event for the next packet with a wrong key. Returns `false` if this is not a target.
     pub(in crate::core) fn arm_for_violation(&mut self) -> bool {
         self.target.iter_mut().for_each(|target| target.is_armed = true);
         self.target.is_some()
@@ -313,7 +312,7 @@ impl Qp {
         self.schedule(env);
     }
 
-    /// A receive that was taken for a message which then never ended.
+    /// A receive that was taken for a message that was never completed.
     pub(super) fn take_unused_receive(&mut self) -> Option<Box<ReceiveWqe>> {
         self.target.as_mut()?.unused.pop()
     }
@@ -340,8 +339,8 @@ enum Order {
 }
 
 impl Session {
-    /// The initiator counts its attempts. If the random half differs, it is another initiator that
-    /// was given the number of a destroyed one.
+    /// The initiator counts its attempts. If the random half differs, a new initiator has the
+    /// number of a destroyed one.
     fn order(&self, attempt: u64) -> Order {
         let own = self.answers.attempt;
         if own >> 32 != attempt >> 32 {

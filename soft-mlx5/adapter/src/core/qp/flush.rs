@@ -134,7 +134,7 @@ impl Qp {
     }
 
     /// Reports that a QP with an SRQ takes no more receives from it (`ibv_get_async_event(3)`). XRC
-    /// and DC targets do not report it here; whether an adapter's do is unconfirmed.
+    /// and DC targets do not report it; whether those of a ConnectX do is unconfirmed.
     fn last_wqe_reached(&mut self, env: &mut Env, was_reset: bool) {
         let shared = matches!(self.params.receive, ReceiveSource::Srq(_))
             && !matches!(self.params.qp_type, QpType::XrcTarget | QpType::DcTarget);

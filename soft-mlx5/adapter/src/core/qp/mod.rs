@@ -206,8 +206,8 @@ impl Qp {
         }
     }
 
-    /// The transport of the QP's packets. A QP for local operations has none; RC is returned for
-    /// it, because it never sends or receives a packet.
+    /// The transport of the QP's packets. A QP for local operations has none. RC is returned for
+    /// it, which has no effect, because it never sends or receives a packet.
     fn transport(&self) -> Transport {
         match self.params.qp_type {
             QpType::Rc | QpType::RegUmr => Transport::Rc,
@@ -219,7 +219,7 @@ impl Qp {
         }
     }
 
-    /// Whether the transport acknowledges.
+    /// Whether the transport has acknowledgements.
     fn is_reliable(&self) -> bool {
         matches!(self.transport(), Transport::Rc | Transport::Xrc | Transport::Dc)
     }
@@ -278,8 +278,7 @@ impl Qp {
         Owner::Qp(self.number)
     }
 
-    /// Whether a request is without an answer when this entry of the QP's deadline comes up, and
-    /// is repeated.
+    /// Whether this timer entry will retransmit a request, because its answer is late.
     pub(super) fn is_answer_late(&self, entry: u64, now: u64) -> bool {
         let requester = &self.requester;
         let waits = !self.is_raw() && !requester.rnr_wait && requester.is_outstanding();

@@ -23,11 +23,11 @@ pub enum QpType {
     XrcTarget,
     /// Local operations only (UMR), as the kernel's driver uses it.
     RegUmr,
-    /// Sender of a dynamically connected transport: has a send queue only, each request of which
-    /// names its target.
+    /// Sender of a dynamically connected transport: has only a send queue. Each request names its
+    /// target.
     DcInitiator,
-    /// Receiver of a dynamically connected transport: an SRQ and a CQ that any initiator reaches
-    /// who knows the access key.
+    /// Receiver of a dynamically connected transport: has an SRQ and a CQ. Any initiator that knows
+    /// the access key can send to it.
     DcTarget,
     /// Ethernet frames: sends WQEs with an Ethernet segment, and receives the frames that steering
     /// gives to it. May have only one of the queues.

@@ -19,7 +19,7 @@ use super::{Qp, QpState, QpType};
 pub struct Steered {
     /// Flow tag of the rule, 24 bits; 0 without one.
     pub flow_tag: u32,
-    /// Receive hash and what was hashed, as the CQE has them.
+    /// Receive hash and its type, in the encoding of the CQE.
     pub hash: Option<(u32, u8)>,
 }
 

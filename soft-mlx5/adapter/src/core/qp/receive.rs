@@ -32,7 +32,7 @@ pub(super) struct ReceiveWqe {
     pub(super) malformed: bool,
     /// Data that goes into the CQE instead of memory.
     pub(super) inline: Vec<u8>,
-    /// Whether it holds a message of a tag matching SRQ, and what of it.
+    /// Which part of a tag matching SRQ's message it holds, if any.
     pub(super) delivery: Delivery,
     raw: Vec<u8>,
 }
@@ -125,7 +125,7 @@ impl Qp {
         if responder.posted == responder.taken {
             let record = env.memory.load_be32(self.params.doorbell_record);
             let posted = record.map_or(responder.taken, |counter| counter as u16);
-            // If the host's counter is ahead by more than the ring holds, the ring's size counts.
+            // A broken host may count more WQEs than the ring holds.
             let ahead = posted.wrapping_sub(responder.taken).min(1 << ring.log_wqes);
             responder.posted = responder.taken.wrapping_add(ahead);
         }

@@ -33,13 +33,13 @@ pub(super) struct Requester {
     pub(super) begun: VecDeque<Box<SendWqe>>,
     /// A WQE that was read but has to wait: for a fence, or until fewer READs are outstanding.
     waiting: Option<Box<SendWqe>>,
-    /// Requests that the device makes itself, on a QP without a ring.
+    /// Requests that the device itself makes, on a QP without a send ring.
     offloads: VecDeque<Box<SendWqe>>,
     /// Completed WQEs whose allocations are reused.
     spare: Vec<Box<SendWqe>>,
     /// Index in `begun` of the WQE whose packet is next.
     pub(super) cursor: usize,
-    /// The packet of that WQE that is next.
+    /// Index in that WQE of its next packet.
     pub(super) packet: u32,
     /// PSN of the next WQE's first packet.
     next_psn: Psn,
@@ -53,10 +53,10 @@ pub(super) struct Requester {
     pub(super) rnr_wait: bool,
     /// The PSN of the last RNR NAK, until a sequence error for the same PSN arrives.
     pub(super) not_ready: Option<Psn>,
-    /// The PSN of the missing response that was requested again, which is done once.
+    /// The PSN of the missing response that was requested again. Each is requested again only once.
     pub(super) missed: Option<Psn>,
     draining: bool,
-    /// The rate limit lets no frame leave before this time.
+    /// Time before which the rate limit allows no frame, in nanoseconds.
     pub(super) paced_until: u64,
 }
 
@@ -140,7 +140,7 @@ impl Requester {
         begun.chain(self.waiting.take()).chain(self.offloads.drain(..)).collect()
     }
 
-    /// Adds a request of the device, which `build` completes.
+    /// Adds a request of the device itself. `build` fills in its fields.
     pub(super) fn offload(&mut self, build: impl FnOnce(&mut SendWqe)) {
         let mut wqe = self.spare.pop().unwrap_or_default();
         wqe.clear();
@@ -246,8 +246,8 @@ impl Qp {
         true
     }
 
-    /// Reads the next WQE from the ring into `waiting`. A QP without a ring has requests of the
-    /// device instead.
+    /// Reads the next WQE from the ring into `waiting`. On a QP without a ring, takes the next
+    /// request of the device.
     pub(super) fn read_next(&mut self, env: &Env) -> bool {
         let Some(ring) = &self.params.send_ring else { return self.requester.next_offload() };
         let requester = &mut self.requester;
@@ -520,7 +520,7 @@ impl Qp {
         }
         if self.requester.begun.is_empty() {
             self.deadline.clear();
-            // A late RNR NAK of a request that was answered must not keep the queue waiting.
+            // A late RNR NAK for an answered request must not keep the queue waiting.
             if std::mem::replace(&mut self.requester.rnr_wait, false) {
                 self.schedule(env);
             }

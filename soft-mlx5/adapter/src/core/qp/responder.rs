@@ -137,8 +137,9 @@ impl Qp {
         }
     }
 
-    /// Path migration (specification 17.2.8). Both sides rearm until a packet of the other side
-    /// arrives, and then are armed. An armed side follows a peer that has migrated.
+    /// Path migration (specification 17.2.8). Each side stays in REARM until a packet of the other
+    /// side arrives, and then is ARMED. An armed side changes to its alternate path when the peer
+    /// has migrated.
     fn follow_peer(&mut self, env: &mut Env, migrated: bool) {
         match (self.settings.migration, migrated) {
             (MigrationState::Rearm, false) => self.settings.migration = MigrationState::Armed,
@@ -529,7 +530,8 @@ impl Qp {
         let mut answers = std::mem::take(&mut self.responder.answers);
         let reads = self.responder.reads;
         if self.is_reliable() && self.is_own_peer(env) {
-            // In the error state it takes no NAK: the request that it refuses would be flushed.
+            // Before the error state, in which the QP ignores NAKs and the refused request would be
+            // flushed.
             self.refused_by_itself(env, psn, code);
             self.retire(env);
         }
@@ -552,7 +554,8 @@ impl Qp {
         self.report_request(env, AsyncKind::QpAccessError);
     }
 
-    /// Raises an event about a refused request. The kernel passes on no such event of a DC target.
+    /// Raises an event about a refused request. The kernel does not report such events of DC
+    /// targets to programs.
     fn report_request(&self, env: &mut Env, kind: AsyncKind) {
         if !self.is_target() {
             env.raise(kind, EventObject::Qp(self.number));
@@ -560,7 +563,7 @@ impl Qp {
     }
 }
 
-/// Whether the response of an operation also acknowledges it: of READs and atomics.
+/// Whether an operation has a response that also acknowledges it.
 fn answers_itself(operation: Operation) -> bool {
     operation == Operation::ReadRequest || is_atomic(operation)
 }

@@ -84,8 +84,8 @@ impl Qp {
         }
     }
 
-    /// As `confirm_or_ask_again_before`, for a NAK that names the request with this PSN. It may
-    /// stand in place of a READ's next response, or name a READ that is repeated from there.
+    /// As `confirm_or_ask_again_before`, for a NAK that names the request with this PSN. The NAK
+    /// may replace the next response of a READ, or refuse a READ that was repeated from that PSN.
     fn confirm_or_ask_again_up_to(&mut self, env: &mut Env, psn: Psn) -> bool {
         match self.confirm(env, psn.prev()) {
             Confirmed::Missing(at) if self.missing_psn(at) != psn => {
@@ -213,7 +213,7 @@ impl Qp {
 
     fn not_ready(&mut self, env: &mut Env, psn: Psn, timer: RnrTimer) {
         const FOREVER: u8 = 7;
-        // The same NAK again: nothing was sent since.
+        // A repeated NAK: nothing was sent since the first.
         if self.requester.rnr_wait && self.requester.not_ready == Some(psn) {
             return;
         }
@@ -240,7 +240,7 @@ impl Qp {
     /// drivers/infiniband/sw/rxe/rxe_resp.c). That is not a second failure, so it costs no retry.
     fn out_of_sequence(&mut self, env: &mut Env, psn: Psn) {
         let was_not_ready = self.requester.not_ready.take_if(|at| *at == psn).is_some();
-        // The same NAK again, before the packet was.
+        // A repeated NAK: the packet has not been retransmitted yet.
         if self.requester.is_at(psn) {
             return;
         }
@@ -253,15 +253,15 @@ impl Qp {
         }
     }
 
-    /// Handles a NAK that the request with this PSN is refused.
+    /// Handles a NAK that refuses the request with this PSN.
     fn refused(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
         if self.confirm_or_ask_again_up_to(env, psn) {
             self.fail_refused(psn, code);
         }
     }
 
-    /// [`Qp::refused`] of a QP that is its own peer. It asks for no missing response, because it
-    /// takes none any more: its requests are flushed.
+    /// [`Qp::refused`] for a QP that is its own peer. Missing responses are not requested again,
+    /// because the QP's requests are about to be flushed.
     pub(super) fn refused_by_itself(&mut self, env: &mut Env, psn: Psn, code: NakCode) {
         match self.confirm(env, psn.prev()) {
             Confirmed::Missing(at) if self.missing_psn(at) != psn => {}
@@ -329,8 +329,8 @@ impl Qp {
 
     /// Starts the acknowledgement timer if it is not running. It runs for 4.096 us * 2^code, and up
     /// to four times as long is allowed (specification 9.7.6.1.3). Each retry doubles the time up
-    /// to that limit: a single loss is repaired soon, and a peer that waits for a processor gets
-    /// most of the time that the specification leaves it.
+    /// to that limit: a single loss is repaired soon, and a peer whose threads wait for a processor
+    /// gets most of the time that the specification allows.
     pub(super) fn start_ack_timer(&mut self, env: &mut Env) {
         let code = self.settings.path.ack_timeout;
         if code != 0 {

@@ -9,9 +9,9 @@ pub(super) struct Failure {
     pub(super) vendor: u8,
 }
 
-/// NVIDIA does not publish vendor syndromes. Values that users' logs of real devices show with a
-/// status are used where known (0x51 and 0x53 with protection errors, 0x81, 0x87, 0x88, 0x89, 0x8a,
-/// 0xf9); these are unconfirmed. All others, from 0xa0 up, are this device's own.
+/// NVIDIA does not publish vendor syndromes. Values from users' logs of real devices are used where
+/// known (0x51 and 0x53 with protection errors, 0x81, 0x87, 0x88, 0x89, 0x8a, 0xf9); they are
+/// unconfirmed. All others, from 0xa0 up, are this device's own.
 impl Failure {
     const fn new(syndrome: Syndrome, vendor: u8) -> Self {
         Self { syndrome, vendor }

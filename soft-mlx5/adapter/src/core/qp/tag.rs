@@ -2,15 +2,15 @@
 //! matching SRQ.
 //!
 //! A message of several packets has two completions: one when it is matched, one when its data is
-//! complete. A rendezvous has them too. Its message only says where the data is: the device reads
-//! the data and then sends a FIN, by requests of its own in the QP's send queue, for which such a
-//! QP has no ring ([`QpParams::rendezvous`]). Rendezvous to other QPs, and those whose data the
-//! buffer does not hold, are matched but left to software.
+//! complete. So has a rendezvous. Its message only says where the data is: the device reads the
+//! data and then sends a FIN, by requests of its own in the QP's send queue. Such a QP has no send
+//! ring ([`QpParams::rendezvous`]). Rendezvous to other QPs, and those whose data does not fit into
+//! the buffer, are matched but left to software.
 //!
 //! [`QpParams::rendezvous`]: super::QpParams::rendezvous
 //!
 //! Completions are those that `handle_tag_matching` (providers/mlx5/cq.c of rdma-core) expects. No
-//! public source says what becomes of a matched message whose connection fails: here its entry
+//! public source says what happens to a matched message when its connection fails: here its entry
 //! completes as canceled.
 
 use uverbs_mlx5_format::{
@@ -46,7 +46,7 @@ pub(super) enum Delivery {
     /// An entry's buffer takes it.
     Entry {
         event: TagEvent,
-        /// For the CQE, unless an earlier one had it.
+        /// The header for the CQE, unless an earlier CQE had it.
         header: Option<TagHeader>,
         /// Bytes at the message's start that are not stored.
         skipped: usize,
@@ -67,8 +67,8 @@ impl Delivery {
         matches!(self, Self::Entry { .. })
     }
 
-    /// Adds what tag matching says to the CQE of a receive; `place` is that of the entry. Such CQEs
-    /// do not say that the message had a GRH (tests/test_tag_matching.py of rdma-core).
+    /// Adds the tag matching fields to the CQE of a receive; `place` is that of the entry. Such
+    /// CQEs do not report a GRH (tests/test_tag_matching.py of rdma-core).
     pub(super) fn mark(&self, cqe: &mut Cqe, place: u16) {
         if *self != Self::Untagged {
             let flags = cqe.flags_remote_qpn;
@@ -188,10 +188,10 @@ fn entry_of(wqe: &SendWqe) -> TagEntry {
 
 /// Messages.
 impl Qp {
-    /// Finds the receive of a message that begins. `false` if the device reads its data later, so
-    /// that there is nothing to store.
+    /// Finds the receive of a message that begins. Returns `false` if there is nothing to store
+    /// now, because the device reads the data later.
     ///
-    /// A message that is too short for a header has no tag, as one with an unknown operation
+    /// A message that is too short for a header is untagged, like one with an unknown operation
     /// (unconfirmed).
     pub(super) fn begin_send(&mut self, env: &mut Env, packet: &View<'_>) -> Result<bool, Refusal> {
         let Some(list) = self.tag_list(env) else {
@@ -350,7 +350,7 @@ impl Qp {
         env.complete(cqn, Completion { cqe, opcode, solicited, inline: None })
     }
 
-    /// Ends a request that the device did not send, or that failed.
+    /// Ends a request of the device that was not sent, or that failed.
     pub(super) fn cancel_offload(&self, env: &mut Env, offload: Offload) -> bool {
         match offload {
             Offload::Read { srqn, place, .. } => self.cancel_entry(env, Some(srqn), place),

@@ -66,9 +66,9 @@ impl Qp {
     /// Linux's mlx5_ib names the flags by what fails: CHECK_FREE fails if the key is free,
     /// CHECK_NOT_FREE if it is not.
     fn check_umr(&self, umr: &Umr<'_>, key: &MkeyParams) -> Result<(), Failure> {
-        // The kernel's own QP has no protection domain and may change all keys.
-        // A key of any QP passes the check: libmlx5 sets its flag to invalidate any key, and
-        // rdma-core's tests so invalidate keys that name no QP.
+        // The kernel's own QP has no protection domain and may change all keys. A key of any QP
+        // passes the check: libmlx5 sets the flag on every invalidation, and rdma-core's tests
+        // invalidate keys of no QP.
         let is_anothers = key.qpn != ANY_QP && key.qpn != self.number.0;
         let wrong_owner = key.pd != self.params.pd && !self.params.reserved_lkey
             || umr.flag(UmrControlSegment::FLAG_CHECK_QPN) && is_anothers;
@@ -77,8 +77,8 @@ impl Qp {
             UmrControlSegment::FLAG_CHECK_NOT_FREE => !key.free,
             _ => false,
         };
-        // A registration determines a region's range and rights. So a user's WQE may only
-        // invalidate the region.
+        // The kernel's registration determines a region's range and rights, so a program's WQE may
+        // only invalidate the region.
         let region = matches!(key.translation, Translation::Memory(_));
         let widens = region && !self.params.reserved_lkey && umr.has(!REGION_CHANGES);
         let refused = wrong_owner || wrong_state || widens || !key.access.contains(Access::UMR);
@@ -306,9 +306,9 @@ impl StridedEntry {
     }
 }
 
-/// What a key leads to: an interleaved list, or the list of a window or of another indirect key. An
-/// interleaved list begins with a head. Where another list has the key of its first entry, the head
-/// has its operation, whose number no key has.
+/// The translation of an indirect key: an interleaved list, or the list of a window or another key.
+/// An interleaved list begins with a head. Its operation field is where other lists have the key of
+/// their first entry, and its value is not a valid key.
 fn listed(bytes: &[u8], key: &MkeyParams) -> Result<Translation, Failure> {
     let (head, rest) = take::<RepeatBlock>(bytes)?;
     let (translation, count) = if head.operation.get() == RepeatBlock::OPERATION {
@@ -333,7 +333,7 @@ fn strided_entries(bytes: &[u8], count: usize) -> Result<Vec<StridedEntry>, Fail
     let listed = bytes.get(..count * size_of::<RepeatEntry>()).ok_or(Failure::SEGMENT)?;
     let entries = listed.chunks_exact(size_of::<RepeatEntry>()).map(entry);
     let entries = entries.collect::<Result<Vec<StridedEntry>, _>>()?;
-    // In cycles of no bytes, the search for a byte would not end.
+    // With cycles of no bytes, the search for a byte would not end.
     if total(entries.iter().map(|entry| &entry.first)) == 0 {
         return Err(Failure::BIND);
     }

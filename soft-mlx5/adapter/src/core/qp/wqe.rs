@@ -25,7 +25,7 @@ pub(super) struct Sge {
 }
 
 impl Sge {
-    /// The entry of a data segment. Zero bytes stand for 2 GiB (unconfirmed by a public source).
+    /// The entry of a data segment. A byte count of 0 means 2 GiB (unconfirmed by a public source).
     pub(super) fn new(segment: &DataSegment) -> Self {
         let len = match segment.byte_count.get() {
             0 => 1 << 31,

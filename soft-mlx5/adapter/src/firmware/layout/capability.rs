@@ -143,7 +143,7 @@ structure! {
 }
 
 structure! {
-    /// Further general capabilities. The kernel's header has none of these, UCX's has
+    /// Further general capabilities. They are not in the kernel's header, but in UCX's
     /// (`uct_ib_mlx5_cmd_hca_cap_2_bits`).
     general_2 {
         LOG_MAX_NUM_RESERVED_QPN: 0x8b, 5;

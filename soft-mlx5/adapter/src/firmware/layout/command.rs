@@ -153,7 +153,7 @@ structure! {
 }
 
 structure! {
-    /// What SET_PP_RATE_LIMIT sets.
+    /// The parameters of SET_PP_RATE_LIMIT.
     set_pp_rate_limit_context {
         RATE_LIMIT: 0x0, 32;
         BURST_UPPER_BOUND: 0x20, 32;

@@ -335,7 +335,7 @@ structure! {
 }
 
 structure! {
-    /// What an XRQ context has of tag matching.
+    /// The tag matching part of an XRQ context.
     tag_matching_topology {
         LOG_MATCHING_LIST_SZ: 0x0, 4;
         APPEND_NEXT_INDEX: 0x10, 16;
