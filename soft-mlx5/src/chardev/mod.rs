@@ -2,8 +2,8 @@
 //!
 //! A [`SoftDevice`] runs in this process; [`SoftDevice::open`] is the open(2) of its device node.
 //! Its input and output are raw `RDMA_VERBS_IOCTL` bytes, mmap(2) offsets and event descriptors,
-//! with no typed shortcut. So any program that speaks to a kernel can use it: our own library, and
-//! libibverbs with libmlx5.
+//! with no typed shortcut. So every library that uses the kernel's interface can use it: this
+//! project's, and libibverbs with libmlx5.
 //!
 //! ```text
 //! ioctl bytes ──> abi/dispatch (uverbs_ioctl.c) ──> abi/methods ──> objects/, a file per kind

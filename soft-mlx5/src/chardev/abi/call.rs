@@ -40,7 +40,7 @@ pub(crate) struct Call<'a> {
     destroyed: Option<Entry>,
     /// Bytes pinned for the rings of the object that this call creates.
     charged: u64,
-    /// The destination for which no neighbour answered, which made the call fail.
+    /// The destination whose neighbour did not answer, if the call failed for that reason.
     pub(crate) silent_neighbour: Option<Gid>,
 }
 
@@ -62,7 +62,7 @@ impl Given {
         self.length <= 8
     }
 
-    /// Address of the bytes: inside the attribute, or where it points.
+    /// Address of the bytes: in the attribute itself, or in the buffer that it points at.
     pub(crate) fn bytes_at(&self) -> u64 {
         if self.is_inline() { self.address + ATTR_DATA_OFFSET } else { self.data }
     }
@@ -96,8 +96,8 @@ impl Buffers {
         Ok(value)
     }
 
-    /// The request as a struct, of which programs pass at least `required` bytes. `unknown` if a
-    /// longer one is not zero after the struct.
+    /// The request as a struct. EINVAL for less than `required` bytes, `unknown` if bytes after the
+    /// struct are not zero.
     pub(crate) fn read_known<T: FromBytes + IntoBytes>(
         &self,
         required: usize,
@@ -190,7 +190,7 @@ impl<'a> Call<'a> {
         Ok(bytes)
     }
 
-    /// Which element an enumeration names, and its data of up to eight bytes.
+    /// The element that an enumeration names, and its data of up to eight bytes.
     pub(crate) fn choice<M>(&self, id: Attr<M, Enum>) -> Result<(u8, u64), Errno> {
         self.given(id.id()).map(|given| (given.element, given.data))
     }
@@ -279,8 +279,8 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// Marks the driver's response as written. The kernel does so whenever there is a buffer for
-    /// one.
+    /// Marks the driver's response as written. The kernel does so whenever the program passes a
+    /// buffer for it.
     pub(crate) fn mark_driver_output(&self) -> Result<(), Errno> {
         match self.given(UHW_OUT) {
             Ok(given) => self.mark_valid(&given),
@@ -420,7 +420,7 @@ impl<'a> Call<'a> {
     pub(crate) fn new_event_file(&mut self, kind: Kind) -> Result<i32, Errno> {
         use std::os::fd::AsRawFd;
         self.context()?;
-        // For a forked child's call, the new descriptor would be this process's, not the child's.
+        // A forked child's call would create the descriptor in this process.
         self.user.in_reach()?;
         let (queue, fd) = EventQueue::new().or_else(|_| {
             self.state.event_files.sweep();

@@ -1,4 +1,5 @@
-//! The table of methods: kernels that have it, id, attributes and handler of each.
+//! The table of methods. Each row has the kernels with that method, its id, its attributes and its
+//! handler.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -108,14 +109,14 @@ pub(crate) fn find(
     has.then_some(known)
 }
 
-/// Handler of a method that has nothing to do but what its attributes say, as a destroy method
-/// without an answer (`uverbs_destroy_def_handler`).
+/// Handler of a method whose attributes do all the work, such as a destroy method without an answer
+/// (`uverbs_destroy_def_handler`).
 fn nothing_left(_: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
 const _: () = {
-    // Each attribute that is passed is searched for in the method's list.
+    // The dispatcher searches the method's list for each attribute that is passed.
     let mut row = 0;
     while row < METHODS.len() {
         let attributes: &[Attribute] = METHODS[row].attributes;

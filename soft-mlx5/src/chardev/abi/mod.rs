@@ -1,5 +1,5 @@
-//! The system calls' side: ioctl attributes are checked against tables of methods, write commands
-//! travel inside one of the methods, and answers go back to the program's memory.
+//! The ioctl interface: checks attributes against tables of methods, runs write commands (which one
+//! of the methods carries), and copies answers to the program's memory.
 
 pub(crate) mod call;
 pub(crate) mod dispatch;

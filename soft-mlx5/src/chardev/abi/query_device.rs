@@ -1,5 +1,5 @@
-//! What the device can do: QUERY_DEVICE, plain and extended with the driver's part.
-//! Kernel: `ib_uverbs_query_device`, `ib_uverbs_ex_query_device`, `mlx5_ib_query_device`.
+//! The device's capabilities: QUERY_DEVICE, plain and extended with the driver's part. Kernel:
+//! `ib_uverbs_query_device`, `ib_uverbs_ex_query_device`, `mlx5_ib_query_device`.
 #![forbid(unsafe_code)]
 
 use std::ops::RangeInclusive;
@@ -95,7 +95,8 @@ pub(crate) fn query_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&response)
 }
 
-/// Refuses input of the driver, and a space for its answer that does not hold the length.
+/// EINVAL if the driver's input is not zero, or if the buffer for its answer is too short for the
+/// length.
 fn check_driver(driver: &Buffers) -> Result<(), Errno> {
     let has_length = matches!(driver.output_length(), 0 | 8..);
     if has_length && driver.is_clear_from(0)? { Ok(()) } else { Err(Errno::EINVAL) }
@@ -145,7 +146,7 @@ fn raw_packet(options: &Options) -> RawPacketCaps {
     RawPacketCaps::CVLAN_STRIPPING | RawPacketCaps::SCATTER_FCS | RawPacketCaps::IP_CSUM
 }
 
-/// Indirection tables of raw packet QPs, as large as behind PCI.
+/// Indirection tables of raw packet QPs, with the limits of the PCI front end.
 fn spreading(options: &Options) -> RssCaps {
     if !options.is_roce() {
         return RssCaps::default();
@@ -235,8 +236,8 @@ fn base(options: &Options) -> QueryDeviceResp {
     let (major, minor, sub) = options.model.firmware();
     let guid = options.node_guid();
     let receive_sge = u32::from(Options::MAX_RECV_WQE) / 16;
-    // The longest WQE that counts is 512 bytes, of which control and remote address segment take
-    // 32.
+    // The kernel counts at most 512 bytes of a WQE, and control and remote address segment take 32
+    // of them.
     let send_sge = (512 - 32) / 16;
     let read_atomic = u32::from(Options::MAX_READ_ATOMIC);
     QueryDeviceResp {

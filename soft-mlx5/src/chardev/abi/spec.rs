@@ -25,14 +25,14 @@ pub(crate) struct Method {
 pub(crate) enum Since {
     /// Every kernel that has the ioctl interface.
     Always,
-    /// Kernels that create CQs, QPs and SRQs natively (5.4 and 5.10 up) and so have the native
-    /// query methods as well.
+    /// Kernels that create CQs, QPs and SRQs natively (from 5.4 and 5.10) and so also have the
+    /// native query methods.
     Native,
-    /// Kernels with dynamic UARs (5.7 up).
+    /// Kernels with dynamic UARs (from 5.7).
     DynamicUar,
-    /// Kernels with DEVX, where the device's firmware has user contexts (`devx_is_supported`).
+    /// Kernels with DEVX, on devices whose firmware has user contexts (`devx_is_supported`).
     Devx,
-    /// As for DEVX, where the device paces packets (`pp_is_supported`).
+    /// As `Devx`, on devices that pace packets (`pp_is_supported`).
     Pacing,
 }
 

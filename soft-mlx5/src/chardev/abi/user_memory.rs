@@ -50,8 +50,8 @@ impl UserMemory {
     /// Checks a range as `ib_umem_get` does (umem.c) and brings its pages in, as pinning would.
     ///
     /// # Errors
-    /// EINVAL for an empty range or one that wraps; EFAULT where the range is not mapped, or not
-    /// writable though `writable` asks for it; EIO for a child's range.
+    /// EINVAL for an empty range or one that wraps; EFAULT if the range is not mapped, or not
+    /// writable though `writable` is set; EIO for a child's range.
     pub(crate) fn pin(self, address: u64, length: u64, writable: bool) -> Result<(), Errno> {
         self.in_reach()?;
         let end = address.checked_add(length).ok_or(Errno::EINVAL)?;
@@ -67,8 +67,8 @@ impl UserMemory {
         self.child.unwrap_or_else(|| own_process() as libc::pid_t)
     }
 
-    /// True if the system forbids the copy, and it can be made directly because the memory is of
-    /// this process. EIO if it is a child's.
+    /// True if the system forbids the copy but the memory is this process's, so that it can be
+    /// copied directly. EIO if the memory is a child's.
     fn refusal(self, result: Result<(), Errno>) -> Result<bool, Errno> {
         match result {
             Err(error) if process_vm::is_forbidden(error) => self.in_reach().map(|()| true),
@@ -91,7 +91,7 @@ impl UserMemory {
 
     /// Copies `bytes` to `address`; EFAULT if any of it is not writable.
     pub(crate) fn write(self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
-        // SAFETY: `UserMemory::new`'s caller guaranteed that it may be overwritten.
+        // SAFETY: `UserMemory::new`'s caller guaranteed that the memory may be overwritten.
         let copied = unsafe { process_vm::write(self.process(), address, bytes) };
         if !self.refusal(copied)? {
             return Ok(());

@@ -103,7 +103,7 @@ const COMMANDS: &[Command] = &[
 pub(crate) const FLAG_EXTENDED: u32 = 1 << 31;
 const NUMBER: u32 = 0xff;
 
-/// A command of this kernel, if it has it.
+/// The command with this number, if the kernel has it.
 pub(crate) fn find(command: WriteCmd) -> Option<&'static Command> {
     COMMANDS.iter().find(|known| known.command == command)
 }

@@ -114,8 +114,8 @@ impl DeviceBuilder {
     }
 
     /// Options of enhanced connection establishment (ECE); none by default. They have no effect on
-    /// the connection. A new QP has all of them, and a change is granted those of its options that
-    /// are among them. How a real device chooses is unconfirmed.
+    /// the connection. A new QP has all of these options. A change sets those of the requested
+    /// options that are among them. How a real device chooses is unconfirmed.
     pub fn connection_options(mut self, options: u32) -> Self {
         self.options.connection_options = options;
         self
@@ -150,15 +150,15 @@ impl DeviceBuilder {
     }
 
     /// As [`DeviceBuilder::real_time_clock`], with a clock that does not follow the machine's: at
-    /// the device's time 0 it shows `start` nanoseconds since 1970. So a test knows the timestamps
-    /// of frames that [`SoftDevice::receive_frames`] brings.
+    /// the device's time 0 it shows `start` nanoseconds since 1970. With it, a test knows the
+    /// timestamps of frames from [`SoftDevice::receive_frames`].
     pub fn real_time_clock_from(mut self, start: u64) -> Self {
         self.options.real_time_start = Some(start);
         self.real_time_clock()
     }
 
-    /// The free-running counter has this value now. Conversions to wall-clock time use 41 bits of
-    /// it (`MLX5_TIMER_MASK`): with `(1 << 41) - n` they wrap `n` nanoseconds later.
+    /// Sets the free-running counter to this value now. Conversions to wall-clock time use 41 bits
+    /// of the counter (`MLX5_TIMER_MASK`), so `(1 << 41) - n` wraps in `n` nanoseconds.
     pub fn counter_now(mut self, ticks: u64) -> Self {
         self.options.counter_start = ticks.wrapping_sub(runtime::now());
         self
@@ -184,8 +184,8 @@ impl DeviceBuilder {
         self
     }
 
-    /// Limits the pinned memory of each open file, in bytes (RLIMIT_MEMLOCK on a real one); ENOMEM
-    /// above it. No limit by default.
+    /// Limits the pinned memory of each open file, in bytes (RLIMIT_MEMLOCK on a real device);
+    /// ENOMEM above it. No limit by default.
     pub fn locked_memory(mut self, bytes: u64) -> Self {
         self.options.locked_memory = Some(bytes);
         self
@@ -198,14 +198,14 @@ impl DeviceBuilder {
         self
     }
 
-    /// Puts the device at this address of the machine instead of a free one of the software
+    /// Gives the device this address of the machine, instead of a free address of the software
     /// devices' loopback network. GID, MAC address and active MTU follow from its interface.
     ///
-    /// At an address of 127.0.0.0/8 the device belongs to the loopback network, with its rings of
-    /// memory. At any other it sends and receives RoCE v2 at UDP port 4791, and reaches adapters,
-    /// the kernel's software RoCE and software devices at such addresses, of this machine and
-    /// others. No two devices share an address. An InfiniBand port can only have a loopback
-    /// address.
+    /// At an address of 127.0.0.0/8 the device belongs to the loopback network, whose carrier may
+    /// be rings in shared memory. At any other it sends and receives RoCE v2 at UDP port 4791, and
+    /// reaches adapters, the kernel's software RoCE and software devices at such addresses, of this
+    /// machine and others. No two devices share an address. An InfiniBand port can only have a
+    /// loopback address.
     pub fn address(mut self, address: HostAddress) -> Self {
         self.address = Some(address);
         self
@@ -220,9 +220,9 @@ impl DeviceBuilder {
     /// Uses this wire, on which the device has this place (a [`Station`] or an [`Interface`]). The
     /// wire wakes the device with `waker`.
     ///
-    /// The connection manager takes every station for a neighbour, because it does not know where
-    /// such a wire leads. `127.0.0.1` is the device itself there, not a listener of another one:
-    /// that takes [`DeviceBuilder::wire_to_network`], with a wire that leads to the network.
+    /// The connection manager treats every station as a neighbour, because it does not know where
+    /// such a wire leads. `127.0.0.1` is the device itself there. To reach listeners of other
+    /// devices by it, use [`DeviceBuilder::wire_to_network`].
     pub fn wire(mut self, wire: Box<dyn Wire>, waker: Arc<Waker>, place: impl Into<Place>) -> Self {
         let place = place.into();
         self.wire = WireChoice::Given { wire, waker, place, leads_to_network: false };
@@ -230,8 +230,8 @@ impl DeviceBuilder {
     }
 
     /// As [`DeviceBuilder::wire`], for a wire that leads to the network of the machine's software
-    /// devices, with a recorder or an injector of faults in front of it. So a path to a GID that no
-    /// device has fails (ETIMEDOUT), as on that network itself.
+    /// devices, with a recorder or an injector of faults in front of it. A path to a GID that no
+    /// device has fails with ETIMEDOUT, as on that network itself.
     pub fn wire_to_network(
         mut self,
         wire: Box<dyn Wire>,
@@ -258,7 +258,7 @@ impl DeviceBuilder {
     }
 
     /// The GUID of the device. By default it follows from the device's station on the wire. A
-    /// forked child's device takes its parent's, which the program's libraries remember.
+    /// forked child's device takes its parent's GUID, because the program's libraries remember it.
     pub fn node_guid(mut self, guid: [u8; 8]) -> Self {
         self.guid = Some(guid);
         self
@@ -267,7 +267,7 @@ impl DeviceBuilder {
     /// Starts the device.
     ///
     /// # Errors
-    /// An error of the wire if no address is free or the one asked for cannot be had (see
+    /// An error of the wire if no address is free or the requested one is not available (see
     /// [`Interface::find`] and [`RoutedWire::bind`]), or of the system if there is no memory,
     /// descriptor or thread left.
     pub fn build(self) -> io::Result<SoftDevice> {
@@ -285,8 +285,8 @@ impl DeviceBuilder {
             gid_on_wire: options.gid_on_wire(),
             ..CoreConfig::default()
         };
-        // SAFETY: the core gets ranges only from ioctls, whose callers guarantee them
-        // (`OpenFile::ioctl`), and of on-device memory, which exists as long as the device.
+        // SAFETY: the core's ranges come only from ioctls, whose callers guarantee them
+        // (`OpenFile::ioctl`), or are on-device memory, which exists as long as the device.
         let memory = Arc::new(unsafe { ProcessMemory::new() });
         let mut core = Core::new(config, memory);
         let internal = Internal::create(&mut core)?;

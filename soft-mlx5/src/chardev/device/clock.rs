@@ -1,9 +1,9 @@
 //! The two clock pages of a context: the device's counter, and its relation to wall-clock time.
 //!
 //! On a NIC the counter is a register of the initialization segment. Here a page of memory holds
-//! it, so it does not change between two updates. The device's thread updates it in each step, and
-//! makes a step at least every [`PERIOD`] nanoseconds while a context has one of the pages mapped.
-//! This library requests an update before it reads.
+//! it, so it does not change between two updates. The device's thread updates the counter in each
+//! step, and runs a step at least every [`PERIOD`] nanoseconds while a context has one of the pages
+//! mapped. This library requests an update before it reads.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
@@ -29,7 +29,7 @@ const MULT: usize = INFO + 32;
 const MASK: usize = INFO + 40;
 const OVERFLOW_PERIOD: usize = INFO + 48;
 
-/// Greatest age of the counter in nanoseconds, besides delays of the device's thread: the interval
+/// The counter's greatest age in nanoseconds, if the device's thread is not delayed: the interval
 /// at which an idle device checks its doorbells.
 pub(crate) const PERIOD: u64 = 8_000_000;
 

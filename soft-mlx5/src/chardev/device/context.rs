@@ -71,7 +71,7 @@ pub(crate) struct StaticUars {
     /// How many QPs use each register.
     users: Arc<Mutex<Vec<u32>>>,
     registers: u32,
-    /// Version of the context request: version 0 knows only register 0.
+    /// Version of the context request: programs of version 0 use only register 0.
     version: u8,
 }
 
@@ -264,8 +264,8 @@ impl Context {
             device.clock().unwatch();
         }
         if let Some(uid) = self.devx {
-            // It is refused if an object of the context is left. The number then stays taken, so
-            // that no other context gets the object with it.
+            // This fails if an object of the context is left. The user id then stays taken, so that
+            // no other context can use the object.
             let _ = lock(&device.firmware).destroy_user_context(uid);
         }
         if let ContextUars::Static(uars) = self.uars {

@@ -14,8 +14,8 @@ use crate::chardev::objects::object::{EventFile, Kind};
 /// Up to this many files are searched for closed ones whenever one is added.
 const FEW: usize = 16;
 
-/// Event files by device and inode of their descriptors. No other file has the inode of one in this
-/// table, because this side holds the other end of its pipe.
+/// Event files by device and inode of their descriptors. No other file can get the inode of one in
+/// this table, because the device holds the other end of its pipe.
 #[derive(Debug, Default)]
 pub(crate) struct EventFiles {
     files: BTreeMap<(u64, u64), EventFile>,

@@ -1,21 +1,21 @@
 //! Event file descriptors: real, pollable ones.
 //!
 //! A queue is a pipe in packet mode: one record is one packet, so a read of any size takes exactly
-//! one, as a read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). Only what
-//! a short read leaves of a record above 4,096 bytes comes with the next one. The program has the
+//! one, as a read of ib_uverbs' event files does (uverbs_main.c, `ib_uverbs_event_read`). Only of a
+//! record above 4,096 bytes does a short read leave the rest for the next read. The program has the
 //! read end, the device the write end. This module adds two things to a pipe:
-//! - more records than the pipe holds wait in a queue behind it ([`EventQueue::flush`]);
+//! - records that do not fit in the pipe wait in a queue ([`EventQueue::flush`]);
 //! - when an object is destroyed, its unread records are removed, and the object gets the number of
 //!   its records that the program has read. For this the pipe is drained through a second,
 //!   temporary read end, and the records of other objects are written back. Where no such end can
 //!   be opened, the records stay, and the library drops them.
 //!
-//! A thread that does the device's work while it waits for a record is handed the one that it
-//! raises ([`EventQueue::expect`]), which then does not go through the pipe.
+//! A thread that does the device's work while it waits for a record takes the record that it raises
+//! directly ([`EventQueue::expect`]), without the pipe.
 //!
 //! Differences from the kernel's files: after the end of the stream a read gives 0 bytes (kernel:
-//! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the rest of
-//! the record, if that is not a long one (kernel: EINVAL).
+//! EIO) and poll says POLLHUP (kernel: POLLERR); a read into too small a buffer loses the rest of a
+//! record of up to 4,096 bytes (kernel: EINVAL).
 #![allow(unsafe_code)]
 
 use crate::locking::lock;
@@ -50,8 +50,8 @@ impl Source {
 }
 
 thread_local! {
-    /// Its address tells threads apart. It needs no destructor, so it is there until the thread is
-    /// gone, also for destructors and exit handlers that raise an event.
+    /// Its address identifies the thread. It has no destructor, so destructors and exit handlers
+    /// that raise an event can still use it.
     static THREAD: u8 = const { 0 };
 }
 
@@ -74,9 +74,10 @@ struct Inner {
     written: VecDeque<Queued>,
     /// Records that did not fit in the pipe.
     waiting: VecDeque<Queued>,
-    /// The thread that takes the next record itself, if it raises it and no older one is unread.
+    /// The thread that takes the next record directly, if it raises that record and no older one is
+    /// unread.
     expecting: Option<usize>,
-    /// The record that it raised. It is older than the others.
+    /// The record that this thread raised. It is older than the others.
     handed: Option<Queued>,
     /// The stream ends after the waiting records.
     ending: bool,
@@ -87,8 +88,8 @@ struct Inner {
 pub(crate) struct EventQueue {
     identity: (u64, u64),
     inner: Mutex<Inner>,
-    /// Whether a record may have been handed over. A reader has been woken by a writer that still
-    /// has the lock, and does not wait for that to find none.
+    /// Whether `handed` may hold a record. A reader is often woken by a writer that still holds the
+    /// lock; with this flag it need not wait for the lock to find no record.
     is_handed: AtomicBool,
 }
 
@@ -141,7 +142,7 @@ impl EventQueue {
     /// Makes the pipe large enough for a record of this length.
     ///
     /// # Errors
-    /// The kernel's: a user's pipes have a limit.
+    /// That of fcntl(2): the total size of a user's pipes is limited.
     pub(crate) fn make_space(&self, length: usize) -> Result<(), Errno> {
         self.lock().pipe.as_ref().map_or(Ok(()), |pipe| grow(pipe, length))
     }
@@ -179,8 +180,9 @@ impl EventQueue {
         }
     }
 
-    /// The calling thread is about to do the device's work, and takes the record that it raises by
-    /// [`take_handed`](Self::take_handed). [`has_come`](Self::has_come) ends that.
+    /// Announces that the calling thread is about to do the device's work, and will take the record
+    /// that it raises by [`take_handed`](Self::take_handed). [`has_come`](Self::has_come) ends
+    /// this.
     pub(crate) fn expect(&self) {
         let mut inner = self.lock();
         inner.expecting = inner.is_read().then(this_thread);
@@ -269,7 +271,7 @@ impl Inner {
         while let Some(next) = self.waiting.front() {
             match write(pipe, next, self.written.back()) {
                 Ok(()) => self.written.extend(self.waiting.pop_front()),
-                // The program has closed its end, so no record is read any more.
+                // The program has closed its end, so it will read no more records.
                 Err(Errno::EPIPE) => self.waiting.clear(),
                 Err(_) => break,
             }
@@ -296,7 +298,8 @@ impl Inner {
     /// Counts the records that the program has read, if all have the length of the newest.
     fn count_all_read(&mut self) {
         let length = self.written.back().map_or(1, |last| last.record.len().max(1));
-        // A long record of which a part was read is unread: a short one must not be written behind.
+        // A long record that was read in part counts as unread: no short one may be written after
+        // it.
         let unread = self.pipe.as_ref().map_or(0, unread_bytes).div_ceil(length);
         self.count_read(unread);
     }
@@ -320,7 +323,7 @@ impl Inner {
         }
     }
 
-    /// The unread records of an object stay in the pipe, as those of no object.
+    /// Leaves the unread records of an object in the pipe, no longer attributed to it.
     fn disown(&mut self, source: &Arc<Source>) {
         self.count_all_read();
         for queued in self.written.iter_mut().filter(|queued| queued.is_from(source)) {
@@ -368,9 +371,9 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((read, write))
 }
 
-/// The file under a number above those of the standard streams, which duplicates by the standard
-/// library never have. A program that has closed those may still write texts to their numbers, and
-/// what is written here is an event.
+/// Moves the file to a descriptor above those of the standard streams, as the standard library's
+/// duplicates are. A program that has closed its standard streams may still print to them, and here
+/// the text would be taken for an event.
 fn above_standard_streams(file: OwnedFd) -> Result<OwnedFd, Errno> {
     if file.as_raw_fd() > libc::STDERR_FILENO {
         return Ok(file);
@@ -402,7 +405,7 @@ fn unread_bytes(pipe: &File) -> usize {
     if known == 0 { bytes.max(0) as usize } else { 0 }
 }
 
-/// Writes a record behind the last one; EAGAIN while one of them is long and the last is unread.
+/// Writes a record after the last one; EAGAIN if the last one is unread and one of the two is long.
 fn write(pipe: &File, next: &Queued, last: Option<&Queued>) -> Result<(), Errno> {
     let alone = next.is_long() || last.is_some_and(Queued::is_long);
     if alone && unread_bytes(pipe) != 0 {
@@ -437,8 +440,8 @@ fn grow(pipe: &File, length: usize) -> Result<(), Errno> {
 
 /// Writes all of a record. A program that closed its end must not be killed by SIGPIPE.
 ///
-/// By writev(2), because `uverbs run` puts a write(2) in front of the C library's. That one asks of
-/// each file whether it is one of rdma_cm, which takes another system call.
+/// Uses writev(2), because `uverbs run` replaces the C library's write(2). The replacement checks
+/// whether the file is one of rdma_cm, which takes another system call.
 fn write_record(pipe: &File, record: &[u8]) -> Result<(), Errno> {
     signals::without_signals(|| uio::writev(pipe, &[IoSlice::new(record)])).map(drop)
 }

@@ -1,8 +1,8 @@
 //! A completion channel of a thread that does the device's work while it waits for an event.
 //!
-//! Such a thread mostly raises its event itself. By the channel's pipe it would write the event,
-//! find by poll(2) that the pipe is readable, and read it: three system calls. Here it is handed
-//! the event. What other threads raise goes through the pipe, so the file is waited for as well.
+//! Such a thread usually raises its event itself. Through the channel's pipe, that would take three
+//! system calls: write, poll(2) and read. Here the thread takes the event directly. Events that
+//! other threads raise go through the pipe, so the thread also waits for the file.
 #![forbid(unsafe_code)]
 
 use std::os::fd::BorrowedFd;
@@ -21,8 +21,8 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// As [`OpenFile::wait_readable`]; the first file is the channel's. Also `Some(0)` if
-    /// [`read`](Self::read) gives an event.
+    /// As [`OpenFile::wait_readable`]; the first file is the channel's. Also returns `Some(0)` if
+    /// [`read`](Self::read) has an event.
     ///
     /// # Errors
     /// As poll(2): EINTR by a signal.

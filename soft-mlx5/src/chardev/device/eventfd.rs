@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// A duplicate of the program's descriptor.
+/// A duplicate of an eventfd descriptor of the program.
 #[derive(Debug)]
 pub(crate) struct EventFd(File);
 
@@ -20,8 +20,8 @@ impl EventFd {
         if kind.as_os_str() != "anon_inode:[eventfd]" {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: it was open just now. If the program closes it meanwhile, duplicating fails, or
-        // duplicates another file of the program, which is the program's mistake.
+        // SAFETY: it was open just now. If the program closes it concurrently, which is a defect of
+        // the program, this fails or duplicates another of its files.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         let owned = borrowed.try_clone_to_owned().map_err(|_| Errno::EBADF)?;
         Ok(Self(File::from(owned)))

@@ -32,7 +32,7 @@ impl Reporter {
         Self { queue, source: Arc::default(), user_handle, of_work_queue: false }
     }
 
-    /// Reports a work queue's events. The core has a raw packet QP in its place.
+    /// Reports a work queue's events. In the core, the work queue is a raw packet QP.
     pub(crate) fn of_work_queue(queue: Option<Arc<EventQueue>>, user_handle: u64) -> Self {
         Self { of_work_queue: true, ..Self::new(queue, user_handle) }
     }
@@ -130,7 +130,7 @@ impl Routes {
         files.iter().for_each(|queue| self.push(queue, record));
     }
 
-    /// Tells an event to the programs that have subscribed to the firmware's own.
+    /// Passes an event to the programs that have subscribed to firmware events.
     pub(crate) fn tell_subscribers(&mut self, event: Event) {
         if self.subscriptions.is_empty() {
             return;
@@ -162,7 +162,7 @@ pub(crate) fn record(element: u64, kind: AsyncKind) -> [u8; 16] {
     record
 }
 
-/// The last record of every asynchronous event file. On removal the kernel names no port.
+/// The last record of every asynchronous event file. On removal the kernel reports port 0.
 pub(crate) fn device_fatal() -> [u8; 16] {
     record(0, AsyncKind::DeviceFatal)
 }

@@ -57,7 +57,7 @@ impl FileShared {
     }
 
     /// Removal of the device: objects are destroyed in the device, their handles stay until the
-    /// program destroys them, completion channels end. Asynchronous event files give DEVICE_FATAL
+    /// program destroys them, completion channels end. Asynchronous event files report DEVICE_FATAL
     /// and then nothing more, but do not end (`uverbs_async_event_destroy_uobj`,
     /// drivers/infiniband/core/uverbs_std_types_async_fd.c).
     pub(crate) fn disassociate(&self) {
@@ -170,7 +170,7 @@ impl FileState {
     }
 
     /// Charges memory that is to be pinned; ENOMEM above the device's limit (RLIMIT_MEMLOCK on a
-    /// real one).
+    /// real device).
     pub(crate) fn charge(&mut self, device: &DeviceShared, bytes: u64) -> Result<(), Errno> {
         let pinned = self.pinned.saturating_add(bytes);
         if device.options().locked_memory.is_some_and(|limit| pinned > limit) {

@@ -10,13 +10,13 @@ use zerocopy::IntoBytes;
 use crate::core::{DATAGRAM_LEN, Datagram};
 use crate::wire::Station;
 
-/// Takes what arrives at QP1. It is called with the core or the device's worker locked: it must be
-/// quick and must not call the device.
+/// Takes the datagrams that arrive at QP1. Its methods are called with the core or the device's
+/// worker locked: they must be quick and must not call the device.
 pub(crate) trait ManagementAgent: std::fmt::Debug + Send + Sync {
     /// A datagram arrived.
     fn datagram(&self, datagram: Datagram);
 
-    /// The process with this station has ended. All that it sent has arrived before.
+    /// The process with this station has ended. Everything that it sent has been delivered.
     fn peer_ended(&self, station: Station);
 
     /// The device is gone.
@@ -30,13 +30,13 @@ pub(crate) type Agent = Arc<dyn ManagementAgent>;
 /// program has opened rdma_cm: it refuses requests, because no id listens, and agrees to
 /// disconnects of connections that it does not know.
 pub(crate) fn answer_without_agent(datagram: &Datagram) -> Vec<Datagram> {
-    // It makes no ids, so none can be guessed from the seed.
+    // A fixed seed is harmless, because this engine creates no ids that a peer could guess.
     let mut engine = IbCm::new(IbCmConfig { seed: Some(0), ..IbCmConfig::default() });
     engine.receive(0, &datagram.addressing, &datagram.bytes[..]);
     iter::from_fn(|| engine.take_mad()).map(|out| outgoing(&out)).collect()
 }
 
-/// What connection management sends, as the core takes it.
+/// An outgoing message of connection management, as the core takes it.
 pub(crate) fn outgoing(out: &Outgoing) -> Datagram {
     let mut bytes = Box::new([0; DATAGRAM_LEN]);
     bytes.copy_from_slice(out.mad.as_bytes());

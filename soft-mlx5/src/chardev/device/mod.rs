@@ -42,7 +42,8 @@ use sysfs::Sysfs;
 /// A software ConnectX with its kernel driver, running in this process.
 ///
 /// The device exists until this handle and all open files are dropped. A program of the crate
-/// `uverbs` opens it with `Device::from_soft`; below is what a kernel's user would do:
+/// `uverbs` opens it with `Device::from_soft`. Without that crate, as a program uses the kernel's
+/// interface:
 ///
 /// ```
 /// use uverbs_soft::chardev::SoftDevice;
@@ -107,7 +108,7 @@ impl SoftDevice {
         &self.shared.options.name
     }
 
-    /// The files that sysfs shows of the device, with the current values of counters.
+    /// The device's files in sysfs, with the current values of counters.
     pub fn sysfs(&self) -> Sysfs {
         let mut tree = Sysfs::of(&self.shared.options);
         let counters = self.inspect(|core| core.counters()).unwrap_or_default();
@@ -117,7 +118,7 @@ impl SoftDevice {
 
     /// A counter of the port, by its name in the directory `hw_counters` of sysfs:
     /// `duplicate_request`, `local_ack_timeout_err`, `out_of_buffer`, `out_of_sequence` or
-    /// `resp_local_length_error`. `None` for other names, of which adapters have more.
+    /// `resp_local_length_error`. `None` for other names; a ConnectX has more of them.
     pub fn hw_counter(&self, name: &str) -> Option<u64> {
         self.shared.hw_counter(name)
     }
@@ -146,10 +147,10 @@ impl SoftDevice {
         self.shared.core(|core| core.inject_event(kind, object))
     }
 
-    /// Makes the port receive frames as if the wire had brought them, at these times of the device:
-    /// timestamps of free-running queues are these numbers, unless the counter was set
-    /// ([`DeviceBuilder::counter_now`]). All of them are in their receives, or lost, when this
-    /// returns: a program that polls afterwards sees the same in every run.
+    /// Makes the port receive frames as if from the wire, at these times of the device in
+    /// nanoseconds: timestamps of free-running queues are these numbers, unless the counter was set
+    /// ([`DeviceBuilder::counter_now`]). When this returns, all frames are stored in receives or
+    /// lost, so a program that polls afterwards sees the same in every run.
     ///
     /// # Errors
     /// EIO in a child process.
@@ -165,7 +166,7 @@ impl SoftDevice {
         })
     }
 
-    /// Makes an ioctl or mmap fail, once. Any number of faults may wait for their moment.
+    /// Makes an ioctl or mmap fail, once. Any number of faults may be pending.
     ///
     /// ```
     /// use nix::errno::Errno;
@@ -181,7 +182,7 @@ impl SoftDevice {
     /// ```
     ///
     /// A program of the crate `uverbs` opens the device with `Device::from_soft`. With
-    /// `Moment::Call(0)` the verb that it calls next fails, for most verbs are one ioctl.
+    /// `Moment::Call(0)` the next verb that it calls fails, because most verbs are one ioctl.
     pub fn inject(&self, fault: Fault) {
         self.shared.faults.add(fault);
     }
@@ -192,8 +193,8 @@ impl SoftDevice {
     }
 
     /// The number of kernel objects (handles) of all open files. Some belong to no object of the
-    /// program: the library keeps doorbell pages for a context's next queue pairs until the context
-    /// is closed, also those of a queue pair that was not made or is gone.
+    /// program: the library keeps doorbell pages of failed or destroyed queue pairs for the
+    /// context's next ones, until the context is closed.
     pub fn handle_count(&self) -> usize {
         self.shared.files().iter().map(|file| file.lock().handles.iter().count()).sum()
     }
@@ -242,8 +243,8 @@ impl SoftDevice {
     }
 
     /// Inspects the state machine, for tests and diagnosis. The access is read-only, because the
-    /// device's memory is the process's: code that created a key or a queue here could let the
-    /// device write anywhere.
+    /// device accesses the memory of this process: code that created a key or a queue here could
+    /// make the device write anywhere.
     ///
     /// ```compile_fail,E0596
     /// # let device = uverbs_soft::chardev::SoftDevice::named("soft0").unwrap();

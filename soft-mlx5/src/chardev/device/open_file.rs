@@ -132,9 +132,10 @@ impl OpenFile {
 
     /// Makes progress in the calling thread: checks the doorbells, the wire and the clock once, and
     /// does what is due. Polling programs call it between two polls that found nothing. This avoids
-    /// switches to the device's thread, which sleeps while the calls go on. If there was nothing to
-    /// do, or another thread is doing it, the call yields the processor. On a machine with more
-    /// threads to run than processors it waits in the kernel for a packet instead, at most 500 us.
+    /// switches to the device's thread, which sleeps as long as programs make these calls. If there
+    /// is nothing to do, or another thread is doing it, the call yields the processor. On a machine
+    /// with more threads to run than processors it waits in the kernel for a packet instead, at
+    /// most 500 us.
     ///
     /// In a forked child it is only `sched_yield(2)`.
     pub fn poll_idle(&self) {
@@ -147,9 +148,8 @@ impl OpenFile {
     }
 
     /// `poll(2)` for reading: waits until one of `files` is readable, at most for `timeout`, and
-    /// returns the index of the first one that is. Meant for a thread that sleeps until there is an
-    /// event: it does the device's work meanwhile, so that a packet wakes this thread and no other
-    /// one.
+    /// returns the index of the first one that is. It is for threads that sleep until there is an
+    /// event: meanwhile the thread does the device's work, so that a packet wakes only this thread.
     ///
     /// In a child process this is only poll(2).
     ///
@@ -163,8 +163,8 @@ impl OpenFile {
         self.file.device.wait_readable(files, timeout)
     }
 
-    /// What reads the events of this file's completion channel with this descriptor; `None` if
-    /// there is none.
+    /// A reader for the events of the completion channel with this descriptor; `None` if this file
+    /// has no such channel.
     pub fn event_reader(&self, channel: BorrowedFd<'_>) -> Option<EventReader> {
         let queue = self.file.lock().event_queue(channel.as_raw_fd(), Kind::CompChannel).ok()?;
         Some(EventReader { device: self.file.device.clone(), queue })

@@ -11,7 +11,7 @@ use crate::packet::Gid;
 use crate::wire::{Place, Station};
 use zerocopy::big_endian::U64;
 
-/// The ConnectX generation that the device claims to be.
+/// The ConnectX generation that the device presents.
 ///
 /// Part numbers are those of the public PCI id list; limits are what `ibv_devinfo -v` prints for
 /// such cards in public bug reports, and are unconfirmed where reports differ.
@@ -80,7 +80,7 @@ impl Model {
         }
     }
 
-    /// Port speed in words, for sysfs.
+    /// Port speed as text, for sysfs.
     pub(crate) const fn rate(self) -> &'static str {
         match self {
             Self::ConnectX5 => "100 Gb/sec (4X EDR)",
@@ -195,7 +195,7 @@ pub(crate) struct Options {
     pub(crate) packet_pacing: PacketPacing,
     /// Whether timestamps of CQs can be real time.
     pub(crate) real_time_clock: bool,
-    /// Nanoseconds since 1970 at the device's time 0; by default as the machine's clock says.
+    /// Nanoseconds since 1970 at the device's time 0; by default those of the machine's clock.
     pub(crate) real_time_start: Option<u64>,
     /// The free-running counter at the device's time 0.
     pub(crate) counter_start: u64,
@@ -210,7 +210,8 @@ impl Options {
     pub(crate) const LOG_MAX_QP: u32 = 17;
     /// Size of the GID table.
     pub(crate) const GID_TABLE: usize = 256;
-    /// log2 of the deepest send or receive queue, in units of 64 bytes and of WQEs.
+    /// log2 of the deepest send queue in units of 64 bytes, and of the deepest receive queue in
+    /// WQEs.
     pub(crate) const LOG_MAX_QP_SIZE: u32 = 15;
     /// log2 of the deepest CQ.
     pub(crate) const LOG_MAX_CQ_SIZE: u32 = 22;
@@ -249,7 +250,7 @@ impl Options {
         }
     }
 
-    /// The place on the loopback network, if the device is there.
+    /// The device's station, if it is on the loopback network.
     pub(crate) fn station(&self) -> Option<Station> {
         match self.place {
             Some(Place::Loopback(station)) => Some(station),

@@ -37,7 +37,7 @@ use crate::wire::{Interface, Neighbours, Station};
 
 /// Interval at which full event files are checked for space, in nanoseconds.
 const FULL_PIPE_CHECK: u64 = 1_000_000;
-/// Most checks of the clock in a wait for its update: a device that has failed updates it no more.
+/// Most checks of the clock while waiting for its update: a failed device no longer updates it.
 const CLOCK_TRIES: u32 = 10_000;
 
 /// The device's state, shared by its open files.
@@ -50,9 +50,9 @@ pub(crate) struct DeviceShared {
     pub(crate) uars: UarPages,
     pub(crate) device_memory: DeviceMemory,
     pub(crate) xrc_domains: XrcDomains,
-    /// What the firmware knows of objects that commands of programs have made. Lock order: the
-    /// machine first, then this. The core locks it for a frame that comes to a flow table, so no
-    /// frame is sent or received while a command holds it.
+    /// The firmware's record of the objects that programs' commands have created. Lock order: the
+    /// machine first, then this. The core locks it to route a frame through a flow table, so no
+    /// frame is sent or received while a command holds the lock.
     pub(crate) firmware: Arc<Mutex<Objects>>,
     /// The table of rates.
     pub(crate) rates: Mutex<Rates>,
@@ -103,7 +103,7 @@ impl Reach {
         matches!(self, Self::Network(_))
     }
 
-    /// Whether neighbours are other processes' devices, and not what a program's own wire leads to.
+    /// Whether neighbours are other processes' devices, and not at the end of a program's own wire.
     pub(crate) fn leads_to_processes(&self) -> bool {
         matches!(self, Self::Network(_) | Self::Routed(_))
     }
@@ -120,7 +120,7 @@ pub(super) struct Internal {
 }
 
 impl Internal {
-    /// A firmware without objects. What would be the driver's own domain there is this one.
+    /// A firmware without objects. This PD is its driver's own protection domain.
     pub(super) fn firmware(&self) -> Objects {
         Objects::new(self.pd)
     }
@@ -151,7 +151,7 @@ pub(super) struct HostSide {
     pub(super) clock: ClockPages,
     pub(super) port_down: AtomicBool,
     pub(super) agent: Mutex<Option<Agent>>,
-    /// The stations of which a process has ended.
+    /// The stations whose process has ended.
     pub(super) ended: Mutex<HashSet<Station>>,
 }
 
@@ -189,7 +189,7 @@ impl Host for HostSide {
     }
 
     /// Updates the clock and moves waiting events into their pipes. It runs again soon if events
-    /// wait, because the device is not told when the program reads.
+    /// wait, because nothing notifies the device when the program reads.
     fn tick(&self, now: u64) -> Option<u64> {
         self.clock.update(now);
         let flush = self.routes().flush().then_some(now + FULL_PIPE_CHECK);
@@ -237,8 +237,8 @@ impl DeviceShared {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Whether this is a forked child of the process that the device runs in. A child may do
-    /// nothing with the device, because it shares events, doorbells and pages with the parent.
+    /// Whether this is a forked child of the process that the device runs in. A child must not use
+    /// the device, because it shares events, doorbells and pages with the parent.
     pub(crate) fn is_orphan(&self) -> bool {
         !self.runtime.is_here()
     }
@@ -277,7 +277,7 @@ impl DeviceShared {
             if self.is_orphan() || self.clock().shown() >= asked {
                 return;
             }
-            // The device's thread may be in a step, or has to be woken.
+            // The device's thread may be running a step, or still waking up.
             if !self.runtime.progress() {
                 std::thread::yield_now();
             }
@@ -348,7 +348,8 @@ impl DeviceShared {
         self.host.routes()
     }
 
-    /// Appends a record to an event file. The device's thread passes on what its pipe cannot hold.
+    /// Appends a record to an event file. If its pipe is full, the device's thread writes the
+    /// record later.
     pub(crate) fn push(&self, queue: &Arc<EventQueue>, record: &[u8]) -> Result<(), Errno> {
         self.control(|_| {
             self.routes().push(queue, record);
@@ -356,8 +357,8 @@ impl DeviceShared {
         })
     }
 
-    /// PD and CQ of XRC targets: a QP needs both, and a target has none (`mlx5_ib_resources`, p0
-    /// and c0).
+    /// PD and CQ for XRC targets: the core's QPs need both, and a program's target has neither
+    /// (`mlx5_ib_resources`, p0 and c0).
     pub(crate) fn internal_objects(&self) -> (Pdn, Cqn) {
         (self.internal.pd, self.internal.cq)
     }

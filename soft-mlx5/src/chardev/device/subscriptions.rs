@@ -32,14 +32,14 @@ pub(crate) struct Subscription {
     pub(crate) way: Way,
 }
 
-/// How an event is told.
+/// How a subscriber gets an event.
 #[derive(Debug)]
 pub(crate) enum Way {
-    /// A record with a cookie and the entry.
+    /// A record with a cookie and the event queue entry.
     Entry(u64),
-    /// A record with a cookie alone, once until the program has read it.
+    /// A record with only a cookie. No second one is queued until the program has read it.
     Cookie(u64, Arc<Source>),
-    /// A signal.
+    /// A signal of an eventfd.
     Signal(EventFd),
 }
 
@@ -58,7 +58,7 @@ impl Subscriptions {
         });
     }
 
-    /// Tells an event. Files with more records than their pipe holds go to `overflowing`.
+    /// Passes an event to its subscribers. Files whose pipe became full are added to `overflowing`.
     pub(crate) fn tell(&self, report: Report, overflowing: &mut Vec<Weak<EventQueue>>) {
         let subscriptions = self.known.get(&(report.kind.0, report.number()));
         for subscription in subscriptions.into_iter().flatten() {

@@ -96,8 +96,8 @@ pub(crate) fn require_neighbour(
     resolved
 }
 
-/// Whether a neighbour has the destination of a RoCE path, as the kernel finds out before the
-/// driver sees the path (`ib_resolve_eth_dmac` in core/verbs.c, `addr_resolve` in core/addr.c):
+/// Whether a neighbour has the destination of a RoCE path. The kernel resolves it before the driver
+/// sees the path (`ib_resolve_eth_dmac` in core/verbs.c, `addr_resolve` in core/addr.c):
 ///
 /// - Multicast groups, and link-local GIDs from a RoCE v1 source, need no neighbour.
 /// - EINVAL if only one of both GIDs is an IPv4 address.
@@ -127,9 +127,10 @@ fn resolve(device: &DeviceShared, source: Option<GidEntry>, destination: Gid) ->
     Err(Errno::ETIMEDOUT)
 }
 
-/// Waits until a neighbour has the GID, as long as the kernel does
-/// (`rdma_addr_find_l2_eth_by_grh`), or until the device is removed. Not for a peer whose process
-/// has ended. (In the kernel the command succeeds then: the peer's machine is still a neighbour.)
+/// Waits until a neighbour has the GID, at most as long as the kernel
+/// (`rdma_addr_find_l2_eth_by_grh`), or until the device is removed. Returns at once if the peer's
+/// process has ended. (With the kernel the command succeeds in that case, because the peer's
+/// machine is still a neighbour.)
 pub(crate) fn await_neighbour(device: &DeviceShared, destination: Gid) {
     let end = Instant::now() + device.options().neighbour_wait;
     let is_over = || device.is_removed() || device.has_ended(destination) || Instant::now() >= end;

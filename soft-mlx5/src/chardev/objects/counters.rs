@@ -24,7 +24,7 @@ const MAX_POINTS: u32 = 8191;
 const PACKETS: u32 = 0;
 const BYTES: u32 = 1;
 
-/// A counter set. Its handle and the rules that count into it share it.
+/// A counter set, shared by its handle and the rules that it counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters(Arc<Mutex<Set>>);
 
@@ -99,7 +99,7 @@ impl Counters {
         if self.set().points.is_empty() == points.0.is_some() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Adds a rule that counts into this set.
+    /// Adds a rule whose frames this set counts.
     pub(crate) fn bind(&self, rule: FlowId, points: Points) {
         let mut set = self.set();
         set.points.extend(points.0.into_iter().flatten());

@@ -27,11 +27,12 @@ use crate::memory::PageMap;
 const COMMAND: u32 = 8;
 /// Granularity of lengths, in bytes.
 const GRANULE: u64 = 64;
-/// log2 of the smallest alignment, and of the largest above it.
+/// log2 of the smallest alignment, and how many powers of two the largest is above it.
 const BASE_ALIGNMENT: u32 = 6;
 const MAX_EXTRA_ALIGNMENT: u32 = 6;
 
-/// An allocation of on-device memory. It has whole pages, so that contexts cannot see each other's.
+/// An allocation of on-device memory. It consists of whole pages, so that contexts cannot see each
+/// other's memory.
 #[derive(Debug)]
 pub(crate) struct Dm {
     /// Index in the mmap offset, after the command.
@@ -171,8 +172,8 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(driver_query::RESP_LENGTH, &length)
 }
 
-/// `MLX5_IB_METHOD_DM_MAP_OP_ADDR`: a device whose capabilities name no operations (its
-/// `memic_operations` are 0).
+/// `MLX5_IB_METHOD_DM_MAP_OP_ADDR`: this device's capabilities have no operations
+/// (`memic_operations` is 0).
 pub(crate) fn map_operation(_: &mut Call<'_>) -> Result<(), Errno> {
     Err(Errno::EOPNOTSUPP)
 }

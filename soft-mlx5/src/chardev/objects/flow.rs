@@ -2,7 +2,7 @@
 //! Kernel: `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c), `mlx5_ib_create_flow` and
 //! `parse_flow_attr` (hw/mlx5/fs.c).
 //!
-//! The kernel requires CAP_NET_RAW. This device does not, because it reaches no network.
+//! The kernel requires CAP_NET_RAW. This device does not, because its frames reach no real network.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -29,9 +29,9 @@ use crate::packet::ETHERNET_GROUP;
 /// A rule.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    /// What receives its frames, and its matcher if it has one.
+    /// Handles of the objects that receive its frames, and of its matcher, if it has one.
     parents: Vec<u32>,
-    /// A queue pair that passes its frames on to several receive queues.
+    /// An internal queue pair that spreads its frames over several receive queues.
     spread: Option<Qpn>,
     /// One, or two for [`FlowAttrType::ALL_DEFAULT`].
     rules: Vec<FlowId>,
@@ -71,7 +71,7 @@ pub(super) enum Destination {
     Nowhere,
     /// To a queue pair, with its handle.
     Queue(u32, Qpn),
-    /// To where this leads; these handles stay as long as the rule.
+    /// To this receiver. The handles of these objects stay as long as the rule.
     Passing(Vec<u32>, ReceiveSource),
 }
 
@@ -79,7 +79,7 @@ pub(super) enum Destination {
 pub(super) const LAST_PRIORITY: u16 = 15;
 /// `IB_FLOW_SPEC_SUPPORT_LAYERS`.
 const MAX_SPECS: u8 = 10;
-/// Sniffers get copies before all other rules (in the kernel they have own namespaces,
+/// Sniffers get copies before all other rules (in the kernel they have their own namespaces,
 /// `MLX5_FLOW_NAMESPACE_SNIFFER_RX` and `_TX`). Frames that the port sends come back to it here, so
 /// one rule covers both directions.
 const SNIFFERS: u32 = 0;
@@ -190,8 +190,8 @@ fn count_by(device: &DeviceShared, rules: &[FlowId], counter: Option<(u32, u32)>
 fn enter(call: &Call<'_>, rules: &[FlowRule]) -> Result<Vec<FlowId>, Errno> {
     let device = &call.file.device;
     let rules = device.core(|core| add(core, rules))?;
-    // If joining fails, the rules are removed here. After `commit` a failing call destroys the
-    // object, with rules and membership.
+    // If joining fails, the rules are removed here. If the call fails after `commit`, destroying
+    // the object removes both.
     let joined = device.join(ETHERNET_GROUP);
     if let Err(error) = joined {
         rules.iter().try_for_each(|rule| device.core(|core| core.remove_flow(*rule)))?;
@@ -243,7 +243,7 @@ fn place(attr: &FlowAttr, parsed: Parsed) -> Result<(Vec<FlowRule>, Option<u32>)
     match attr.kind {
         // Rules for outgoing frames.
         _ if attr.flags.contains(FlowFlags::EGRESS) => Err(Errno::EOPNOTSUPP),
-        // Its specs are ignored (`create_sniffer_rule`).
+        // The specs of a sniffer are ignored (`create_sniffer_rule`).
         FlowAttrType::SNIFFER => Ok((vec![sniffer(qpn)], None)),
         FlowAttrType::NORMAL => {
             check_ether_type(&rule)?;

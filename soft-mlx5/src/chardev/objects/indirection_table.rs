@@ -52,7 +52,7 @@ pub(crate) fn create(call: &mut Call<'_>) -> Result<(), Errno> {
     }
     call.commit(Object::RwqIndTbl(RwqIndTbl { queues, parents }))?;
     let response_length = call.response_length::<ExCreateRwqIndTableResp>();
-    // The number is for the firmware; this front end uses it nowhere.
+    // The number is for the firmware, and this front end does not use it.
     let ind_tbl_num = ind_tbl_handle;
     call.response(&ExCreateRwqIndTableResp {
         comp_mask: 0,

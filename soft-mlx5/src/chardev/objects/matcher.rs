@@ -1,5 +1,5 @@
-//! Rules in mlx5's own form: a matcher has the mask, each of its rules a value, both in the layout
-//! of `fte_match_param`. Kernel: `MLX5_IB_METHOD_FLOW_MATCHER_CREATE`, `mlx5_ib_matcher_ns`,
+//! Rules in mlx5's own form: a matcher has the mask and each of its rules has a value, in the
+//! layout of `fte_match_param`. Kernel: `MLX5_IB_METHOD_FLOW_MATCHER_CREATE`, `mlx5_ib_matcher_ns`,
 //! `MLX5_IB_METHOD_CREATE_FLOW`, `get_dests`, `raw_fs_is_multicast` and `_create_raw_flow_rule` of
 //! hw/mlx5/fs.c.
 //!
@@ -221,7 +221,7 @@ impl Outer {
     }
 
     /// `raw_fs_is_multicast`, reproduced exactly: the mask of an IPv4 group must look like a group
-    /// address, so a mask of all ones does not count.
+    /// address, so a mask of all ones is not multicast.
     fn is_multicast(&self, mask: &Self) -> bool {
         let is_group = |outer: &Self| outer.0[DESTINATION_IP + 12] >> 4 == 0xe;
         let by_mac = self.0[DESTINATION_MAC] & mask.0[DESTINATION_MAC] & 1 == 1;
@@ -248,7 +248,7 @@ impl Outer {
             destination_port: outer.number(at + 2),
             ..FlowFields::default()
         });
-        // Ports belong to one protocol, even if the rule does not name it.
+        // Ports imply their protocol, even if the rule does not match it.
         if mask.has_ports(at) && bits.protocol == 0 {
             (value.protocol, bits.protocol) = (if at == TCP_PORTS { TCP } else { UDP }, 0xff);
         }

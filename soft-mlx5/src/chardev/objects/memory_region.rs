@@ -159,7 +159,7 @@ fn pin(call: &mut Call<'_>, start: u64, length: u64, access: AccessFlags) -> Res
         return Ok(pages_of(start, length));
     }
     // `ib_init_umem_odp` checks that the range, rounded to pages, does not wrap. It does not check
-    // that of an implicit region.
+    // the range of an implicit region.
     let end = start.checked_add(length).and_then(|end| end.checked_add(PAGE_MASK));
     let fits = end.is_some() || is_implicit(start, length, 0)?;
     match (length, fits) {
@@ -248,7 +248,7 @@ pub(crate) fn reregister(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&ReregMrResp { lkey: mkey.0, rkey: mkey.0 })
 }
 
-/// Changes key and region to these values. The pages are pinned anew if `flags` say so.
+/// Changes key and region to these values. Pins the pages again if `flags` require it.
 fn apply_changes(
     call: &mut Call<'_>,
     handle: u32,

@@ -42,8 +42,8 @@ pub(crate) fn alloc(call: &mut Call<'_>) -> Result<(), Errno> {
     let params = MkeyParams::window(pdn, request.mw_type == MwType::TYPE_2);
     let mkey = call.file.device.create_key(params)?;
     call.commit(Object::Mw(Mw { pd: request.pd_handle, mkey }))?;
-    // `comp_mask` and `response_length`: the driver cuts them to the space that the program has,
-    // and the length is that of what fits.
+    // `comp_mask` and `response_length`: the driver truncates them to the program's buffer, and the
+    // length is that of the truncated response.
     let driver = call.driver();
     let length = driver.output_length().min(8) as u32;
     driver.write_fitting([0, length].as_bytes())?;

@@ -117,7 +117,7 @@ impl Entry {
         is_destroyed
     }
 
-    /// The object is no longer this file's, destroyed or not.
+    /// Detaches the object from this file, whether it was destroyed or not.
     pub(crate) fn give_up(&mut self) {
         self.object.forget_events();
         self.gone = true;
@@ -266,6 +266,6 @@ views! {
 pub(crate) struct EventFile {
     pub(crate) kind: Kind,
     pub(crate) queue: Arc<EventQueue>,
-    /// Events of the firmware carry their cookie alone.
+    /// Firmware events carry only their cookie.
     pub(crate) omits_data: bool,
 }

@@ -1,5 +1,5 @@
 //! Packet pacing objects: entries of the device's table of rates, for send queues that firmware
-//! commands make. Kernel: hw/mlx5/qos.c, and rl.c of mlx5 core.
+//! commands create. Kernel: hw/mlx5/qos.c, and rl.c of mlx5 core.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;

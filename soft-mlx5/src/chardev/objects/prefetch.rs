@@ -67,7 +67,7 @@ fn prefetchable(call: &Call<'_>, pd: u32, advice: Advice, sge: &Sge) -> Result<(
     if inside { Ok((address, is_writable(mr.access))) } else { Err(Errno::EFAULT) }
 }
 
-/// Brings the pages in, for writing only if the advice says so. "No fault" maps only pages that are
+/// Brings the pages in, for writing only if that is the advice. "No fault" maps only pages that are
 /// present, so there is nothing to do.
 fn prefetch(
     call: &Call<'_>,

@@ -285,7 +285,7 @@ pub(crate) fn destroy_by_write(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&DestroySrqResp { events_reported })
 }
 
-/// `IB_USER_VERBS_CMD_MODIFY_SRQ`. Unknown bits of the mask are ignored, as the kernel does.
+/// `IB_USER_VERBS_CMD_MODIFY_SRQ`. Unknown bits of the mask are ignored, as by the kernel.
 pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     let request: ModifySrq = call.request()?;
     let device = call.file.device.clone();
@@ -306,7 +306,8 @@ pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// mlx5 devices cannot resize an SRQ. A device that is built with the option can, up to its ring.
+/// mlx5 devices cannot resize an SRQ. A device that is built with that option can, up to the ring's
+/// size.
 fn check_resize(device: &DeviceShared, srq: &Srq, max_wr: u32) -> Result<(), Errno> {
     let outstanding = device.core(|core| core.query_srq(srq.srqn))?.outstanding;
     let fits = max_wr < srq.ring && max_wr >= u32::from(outstanding) && max_wr != 0;

@@ -62,8 +62,8 @@ impl UarPages {
         Ok(*first_free as u32 - 1)
     }
 
-    /// Frees a page. The program's mapping stays and then shows the page of the next owner. A
-    /// doorbell rung there only makes the device check queues that have no work.
+    /// Frees a page. The program's mapping stays and then shows the page of the next owner.
+    /// Doorbells rung through the old mapping only make the device check queues that have no work.
     pub(crate) fn free(&self, index: u32) {
         let mut used = lock(&self.used);
         if let Some(slot) = used.pages.get_mut(index as usize) {
@@ -109,7 +109,8 @@ pub(crate) const ALLOC: &[Attribute] = &[
 
 pub(crate) const DESTROY: &[Attribute] = &[Attribute::destroy(destroy::HANDLE, Kind::Uar)];
 
-/// Allocates a page. BlueFlame and non-cached pages are the same here; they differ only on a bus.
+/// Allocates a page. BlueFlame and non-cached pages are the same here, because they differ only on
+/// a PCI bus.
 pub(crate) fn allocate(call: &mut Call<'_>) -> Result<(), Errno> {
     let kind = call.constant(alloc::TYPE, u32::MAX.into())? as u32;
     if kind != UarAllocType::BF.0 && kind != UarAllocType::NC.0 {

@@ -191,7 +191,7 @@ fn check_driver_response(driver: &Buffers) -> Result<(), Errno> {
     if length != 0 && length < size_of::<DriverResponse>() { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Delayed drops need CAP_SYS_RAWIO, and this device does not have them.
+/// Delayed drops need CAP_SYS_RAWIO in the kernel. This device does not support them.
 fn check_request(request: &Request) -> Result<(), Errno> {
     if request.flags.contains(WqFlags::DELAY_DROP) {
         return Err(Errno::EPERM);
@@ -213,7 +213,7 @@ fn read_driver_request(driver: &Buffers) -> Result<CreateWq, Errno> {
 }
 
 /// The requested strides: `prepare_user_rq` of a device with `ext_stride_num_range`. The kernel
-/// accepts up to 2^16 strides; this device only as many as a CQE can report as consumed.
+/// accepts up to 2^16 strides; this device accepts only as many as a CQE can report as consumed.
 fn striding(ucmd: &CreateWq) -> Result<Option<Striding>, Errno> {
     if ucmd.comp_mask.is_empty() {
         return Ok(None);
@@ -261,7 +261,7 @@ pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The states that the request names, or the one that the queue has.
+/// The current and the new state that the request names; by default the queue's state.
 fn states(request: &ExModifyWq, now: WqState) -> Result<(WqState, WqState), Errno> {
     let named = |bit, state: WqState, otherwise| match request.attr_mask.contains(bit) {
         true if state.0 > WqState::ERR.0 => Err(Errno::EINVAL),
@@ -320,7 +320,8 @@ fn change_state(
     Ok(())
 }
 
-/// `UVERBS_METHOD_WQ_DESTROY`. Unlike other queues', its response is only the number.
+/// `UVERBS_METHOD_WQ_DESTROY`. Unlike other queues' responses, this one is only the number of
+/// events.
 pub(crate) fn destroyed(call: &mut Call<'_>) -> Result<(), Errno> {
     let events_reported = call.destroyed()?.wq()?.events.reported();
     call.output(destroy::RESP, &events_reported)

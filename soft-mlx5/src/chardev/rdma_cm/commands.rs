@@ -1,4 +1,5 @@
-//! The commands: which there are, what all of them check, and those that make and move ids.
+//! Runs commands: the list of commands, checks that all of them make, and the commands that create
+//! and migrate ids.
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -22,7 +23,7 @@ use uverbs_soft_cm::ib_cm::Path;
 const COMMANDS: u32 = 23;
 /// Longest value of an option (`KMALLOC_MAX_SIZE`).
 const MAX_OPTION: u32 = 4 << 20;
-/// Most attempts to bind to any port: there are as many ports.
+/// Most attempts to bind to any port: the number of ports.
 const PORTS: u32 = 1 << 16;
 /// Bytes of the shortest buffer that GET_EVENT accepts: an event without its newest fields.
 pub(super) const EVENT_LEN: usize = EventResp::LENGTHS[1];
@@ -104,7 +105,7 @@ impl Call<'_> {
         }
     }
 
-    /// The whole body, whatever length the header gives: the kernel copies as much as this.
+    /// The whole body, regardless of the length in the header, like the kernel.
     pub(super) fn read<T: FromBytes + IntoBytes>(&self) -> Result<T, Errno> {
         self.memory.read_value(self.body)
     }
@@ -172,15 +173,15 @@ impl Call<'_> {
         self.bind_to(id, address)
     }
 
-    /// Binds an id. At an address that all processes share, no other process may have its port, and
-    /// port 0 is any port that none has.
+    /// Binds an id. At an address that all processes share, the port must not be another process's,
+    /// and port 0 chooses a port that no process has.
     pub(super) fn bind_to(&mut self, number: u32, address: Address) -> Result<(), Errno> {
         let id = self.id(number)?;
         let privileged = nix::unistd::geteuid().is_root();
         for _ in 0..PORTS {
             let State { cma, stack, .. } = &mut *self.state;
             cma.bind(id, address, privileged, stack).map_err(errno)?;
-            // An id that shares its port does so until it listens.
+            // An id that may share its port claims the port only when it listens.
             let shares = cma.binding(id).is_some_and(|(_, binding)| binding.reuse);
             let Err(taken) = (if shares { Ok(()) } else { self.claim_port(number) }) else {
                 return Ok(());
@@ -193,7 +194,7 @@ impl Call<'_> {
         Err(Errno::EADDRNOTAVAIL)
     }
 
-    /// Keeps other processes' ids from the port of a bound id.
+    /// Claims the port of a bound id, so that other processes' ids cannot bind to it.
     pub(super) fn claim_port(&mut self, number: u32) -> Result<(), Errno> {
         let context = self.context(number)?;
         if context.claims.is_empty() {
@@ -333,7 +334,7 @@ pub(super) fn ip(address: &SockaddrIn6) -> Result<Option<Address>, Errno> {
     read.filter(|read| !matches!(read, Address::Ib(_))).map(Some).ok_or(Errno::EINVAL)
 }
 
-/// An address whose length is given, which must be the family's.
+/// An address whose given length must be that of its family.
 pub(super) fn sized(address: &SockaddrStorage, size: u16) -> Result<Address, Errno> {
     match address_len(address.family) {
         Some(length) if length == size => Address::read(address).ok_or(Errno::EINVAL),

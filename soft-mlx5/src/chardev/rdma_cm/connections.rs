@@ -21,7 +21,7 @@ use uverbs_soft_cm::cma::{Address, Cma, CmaState};
 const MAX_BACKLOG: u32 = 1024;
 
 impl Call<'_> {
-    /// A body of which the newest fields may be missing: `least` bytes must be there.
+    /// A body of at least `least` bytes; fields after its end are zero.
     fn read_partly<T: FromZeros + IntoBytes + zerocopy::FromBytes>(
         &self,
         least: usize,
@@ -123,7 +123,7 @@ impl Call<'_> {
         self.need(size_of::<CreateIdResp>())?;
         let JoinMcast { response, uid, id, addr_size, join_flags, addr } = self.read()?;
         let group = sized(&addr, addr_size)?;
-        // Before the id is looked up (`ucma_process_join`).
+        // Checked before the id is looked up (`ucma_process_join`).
         if !Cma::can_join_with(join_flags) {
             return Err(Errno::EINVAL);
         }
@@ -164,7 +164,7 @@ impl Call<'_> {
     }
 }
 
-/// Options that an older caller's struct does not have.
+/// ECE options, or the default if an older caller's struct does not have them.
 fn covered(ece: Ece, is_covered: bool) -> Ece {
     if is_covered { ece } else { Ece::default() }
 }

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use uverbs_soft_cm::cma::{CmaId, MembershipId};
 
-/// Names an open file.
+/// Identifies an open file.
 pub(super) type FileNumber = u64;
 
 /// An id of a file.
@@ -15,7 +15,7 @@ pub(super) type FileNumber = u64;
 pub(super) struct Context {
     pub(super) file: FileNumber,
     pub(super) id: CmaId,
-    /// The user's own value. While it is 0, as of requests that are not accepted, events are
+    /// The user's own value. While it is 0, as for requests that are not accepted yet, events are
     /// dropped.
     pub(super) uid: u64,
     /// Events fetched.
@@ -24,9 +24,9 @@ pub(super) struct Context {
     pub(super) backlog: u32,
     /// The device is gone: every command fails, except destroying the id.
     pub(super) is_closing: bool,
-    /// Keep other processes' ids from its port.
+    /// Sockets that claim its port, so that other processes' ids cannot have it.
     pub(super) claims: Vec<OwnedFd>,
-    /// List a listener for other processes' connections.
+    /// Sockets that announce a listener to other processes.
     pub(super) listing: Vec<OwnedFd>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Member {
     pub(super) reported: u32,
 }
 
-/// Numbers of which the lowest free one is given.
+/// Values by number. A new value gets the lowest free number.
 #[derive(Debug)]
 pub(super) struct Numbered<T> {
     values: HashMap<u32, T>,
@@ -86,7 +86,7 @@ pub(super) struct Contexts {
     members: Numbered<Member>,
     numbers: HashMap<CmaId, u32>,
     of_files: BTreeSet<(FileNumber, u32)>,
-    /// Memberships by the state machine's, and by context.
+    /// The numbers of memberships, by the state machine's membership.
     joined: HashMap<MembershipId, u32>,
     of_contexts: BTreeSet<(u32, u32)>,
 }
@@ -158,12 +158,12 @@ impl Contexts {
         self.members.get_mut(number)
     }
 
-    /// The number of the state machine's membership.
+    /// The number of a membership of the state machine.
     pub(super) fn member_number(&self, id: MembershipId) -> Option<u32> {
         self.joined.get(&id).copied()
     }
 
-    /// The number of the state machine's id.
+    /// The number of an id of the state machine.
     pub(super) fn number(&self, id: CmaId) -> Option<u32> {
         self.numbers.get(&id).copied()
     }

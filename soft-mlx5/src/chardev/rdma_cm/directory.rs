@@ -1,10 +1,11 @@
-//! Which process has a port at 127.0.0.1 or ::1, the addresses that all processes' devices share.
+//! Finds the process that has a port at 127.0.0.1 or ::1, the addresses that all processes' devices
+//! share.
 //!
-//! A kernel has one table of ports for a network namespace. Each process has software devices and
-//! tables of its own, so it announces its ports in the names of sockets in the abstract namespace,
-//! which the processes of a network namespace share. The system lists these names, and removes them
-//! with the process. One name claims the port for one process. Another one says at which station
-//! that process listens.
+//! A kernel has one table of ports for a network namespace. Here each process has its own software
+//! devices and tables. It announces its ports by the names of Unix sockets in the abstract
+//! namespace, which a network namespace also has only once. The kernel lists these names, and
+//! removes them when the process ends. One name claims the port for the process. A second one
+//! contains the station at which the process listens.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -21,7 +22,7 @@ use crate::wire::{Station, is_shortage};
 /// The addresses that all processes' devices share.
 const SHARED: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// The shared addresses at which a binding is reached, with its port.
+/// The shared addresses at which a binding can be reached, with its port.
 fn shared_of(binding: &Binding) -> impl Iterator<Item = SocketAddr> {
     let Binding { source, family_only, .. } = *binding;
     let is_reached = move |shared: &IpAddr| match source.ip() {
@@ -37,7 +38,7 @@ fn prefix(space: PortSpace, at: SocketAddr) -> String {
     format!("uverbs/rdma_cm/{:04x}/{}/{}/", space.0, at.port(), at.ip())
 }
 
-/// Lists a listener while the sockets are open, as far as the system has such sockets.
+/// Announces a listener while the sockets are open. Returns none on systems without such sockets.
 ///
 /// # Errors
 /// A lack of descriptors or memory.
@@ -50,12 +51,11 @@ pub(super) fn publish(
     shared_of(binding).filter_map(entry).collect()
 }
 
-/// Keeps other processes from the port while the sockets are open, as far as the system has such
-/// sockets.
+/// Claims the port while the sockets are open. Returns none on systems without such sockets.
 ///
 /// # Errors
-/// That of the kernel's table if another process has it: EADDRNOTAVAIL to an id at all addresses,
-/// else EADDRINUSE. A lack of descriptors or memory.
+/// If another process has the port, EADDRNOTAVAIL for an id at all addresses, else EADDRINUSE, as
+/// the kernel's table. A lack of descriptors or memory.
 pub(super) fn claim(space: PortSpace, binding: &Binding) -> Result<Vec<OwnedFd>, CmaError> {
     let taken = if binding.is_wildcard { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
     let claim = |at| match named(&format!("{}port", prefix(space, at))) {
@@ -72,10 +72,10 @@ fn named(name: &str) -> nix::Result<OwnedFd> {
     Ok(entry)
 }
 
-/// What was found or made; `None` if the system has no such thing.
+/// Turns errors into `None`, because the system may not have such files or sockets.
 ///
 /// # Errors
-/// A lack of descriptors or memory, which says nothing about others.
+/// A lack of descriptors or memory, which does not tell whether another process has the port.
 pub(super) fn unless_short<T, E>(result: Result<T, E>) -> Result<Option<T>, CmaError>
 where
     io::Error: From<E>,
@@ -100,8 +100,8 @@ pub(super) fn find(space: PortSpace, to: SocketAddr) -> Result<Option<Station>, 
 }
 
 /// The last column of /proc/net/unix is the name, with `@` for the abstract namespace. Only one
-/// process has the port, but any process can list a station. If several are listed, none is
-/// believed. So a process cannot take another's connections by listing its own station.
+/// process has the port, but any process can announce a station. If there are several, all are
+/// ignored, so that a process cannot take over another's connections by announcing its own station.
 fn station_in(sockets: &str, prefix: &str) -> Option<Station> {
     let names = sockets.lines().filter_map(|line| line.split_whitespace().last());
     let listed = names.filter_map(|name| name.strip_prefix('@')?.strip_prefix(prefix));
@@ -110,7 +110,7 @@ fn station_in(sockets: &str, prefix: &str) -> Option<Station> {
     let first = stations.next()?;
     let is_certain = stations.all(|other| other == first);
     if !is_certain {
-        tracing::warn!("several processes list a listener at {prefix}: none is believed");
+        tracing::warn!("several processes announce a listener at {prefix}: all are ignored");
     }
     is_certain.then_some(first)
 }

@@ -39,15 +39,15 @@ impl CmFile {
         self.host.shared.lock().queues.get(&self.number).is_none_or(|queue| queue.is_abandoned())
     }
 
-    /// The end of the pipe that this side keeps: poll(2) reports POLLERR on it once the program has
-    /// closed its last descriptor.
+    /// The device's end of the pipe: poll(2) reports POLLERR on it once the program has closed its
+    /// last descriptor.
     pub fn kept(&self) -> RawFd {
         let state = self.host.shared.lock();
         state.queues.get(&self.number).map_or(-1, |queue| queue.kept().as_raw_fd())
     }
 
     /// The number of a command's error. [`Errno`] has no variant for [`CmaError::NOT_SUPPORTED`],
-    /// the only number that the kernel answers without one: `UnknownErrno` is in its place.
+    /// the only error of the kernel that nix does not know: `UnknownErrno` stands for it.
     pub fn errno_number(errno: Errno) -> i32 {
         match errno {
             Errno::UnknownErrno => CmaError::NOT_SUPPORTED.0,
@@ -62,11 +62,11 @@ impl CmFile {
 
     /// write(2): a command. Returns `length`.
     ///
-    /// `descriptor` is the one that the program calls with; fetching an event waits until it is
-    /// readable, unless it is non-blocking.
+    /// `descriptor` is the program's. Fetching an event waits until it is readable, unless it is
+    /// non-blocking.
     ///
     /// # Errors
-    /// What ucma answers; EIO in a forked child; EINTR if a signal ends the wait for an event.
+    /// The errno of ucma; EIO in a forked child; EINTR if a signal ends the wait for an event.
     ///
     /// # Safety
     /// `length` bytes at `address` may be read, and the command's response address may be
@@ -101,8 +101,8 @@ impl CmFile {
     }
 }
 
-/// Waits for an event. If another thread closes the descriptor meanwhile, there will be none: the
-/// kernel's call holds the file and goes on waiting, until a signal ends it.
+/// Waits for an event. If another thread has closed the descriptor, no event will come. The
+/// kernel's call then goes on waiting until a signal ends it, and so does this one.
 fn wait(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = match fcntl(descriptor, FcntlArg::F_GETFL) {
         Err(Errno::EBADF) => return poll(&mut [], PollTimeout::NONE).map(drop),

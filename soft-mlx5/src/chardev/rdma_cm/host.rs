@@ -42,7 +42,7 @@ pub struct RdmaCm {
     thread: Arc<Thread>,
 }
 
-/// A connection manager that this does not keep alive.
+/// A weak handle of a connection manager.
 #[derive(Debug, Default)]
 pub(crate) struct WeakRdmaCm {
     shared: Weak<Shared>,
@@ -106,7 +106,7 @@ impl RdmaCm {
     /// The connection manager of these devices.
     ///
     /// # Errors
-    /// EAGAIN if no thread can be made; EIO in a forked child of the devices' process;
+    /// EAGAIN if no thread can be created; EIO in a forked child of the devices' process;
     /// `AlreadyExists` if a device has a connection manager.
     pub fn new(devices: &[SoftDevice]) -> io::Result<Self> {
         let inbox = Arc::new(Inbox::default());
@@ -141,14 +141,14 @@ impl RdmaCm {
         Ok(Self { shared, thread: Arc::new(thread) })
     }
 
-    /// A handle that does not keep it alive.
+    /// A weak handle.
     pub(crate) fn downgrade(&self) -> WeakRdmaCm {
         let (shared, thread) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.thread));
         WeakRdmaCm { shared, thread }
     }
 
-    /// Opens the node: the file, and the descriptor that a program gets for it. The descriptor
-    /// is readable while events wait; its flag `O_NONBLOCK` says whether fetching one waits.
+    /// Opens the node: the file, and the descriptor that a program gets for it. The descriptor is
+    /// readable while events wait; fetching one waits unless it has the flag `O_NONBLOCK`.
     ///
     /// # Errors
     /// EMFILE; EIO in a forked child.
@@ -187,8 +187,8 @@ impl Shared {
         self.home.is_here()
     }
 
-    /// Unlocks the state after a command. The thread is woken only for a deadline that it does not
-    /// know: programs also fetch events to see that there are none.
+    /// Unlocks the state after a command. The thread is woken only if it does not know the next
+    /// deadline, because commands are frequent: programs poll for events.
     pub(super) fn unlock(&self, state: MutexGuard<'_, State>) {
         let is_earlier = state.has_earlier_deadline();
         drop(state);
@@ -246,7 +246,7 @@ impl State {
         while let Some((device, out)) = self.cma.take_mad() {
             let Some(device) = self.stack.devices().get(device) else { continue };
             let datagram = outgoing(&out);
-            // Fails in a forked child only, which has no business here.
+            // This fails only in a forked child, where the device does not run.
             let _ = device.shared.control(|machine| {
                 machine.core.send_datagram(datagram.addressing, &datagram.bytes);
                 Ok(())
@@ -276,8 +276,8 @@ impl State {
         self.push(file, queued);
     }
 
-    /// A request makes a new id of the listener's file, or is dropped if too many wait
-    /// (`ucma_connect_event_handler`).
+    /// A connection request creates a new id in the listener's file, or is dropped if too many are
+    /// waiting (`ucma_connect_event_handler`).
     fn queue_request(&mut self, event: &CmaEvent) {
         let listener = event.listener.and_then(|listener| self.contexts.number(listener));
         let context = listener.and_then(|number| self.contexts.get_mut(number));
@@ -316,7 +316,7 @@ impl State {
         }
     }
 
-    /// Destroys an id with its memberships and events; gives how many of its events were fetched
+    /// Destroys an id with its memberships and events. Returns how many of its events were fetched
     /// (`ucma_destroy_private_ctx`).
     pub(super) fn destroy(&mut self, number: u32) -> u32 {
         let Some(context) = self.contexts.remove(number) else { return 0 };

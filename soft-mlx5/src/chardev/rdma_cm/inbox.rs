@@ -13,10 +13,11 @@ use crate::runtime;
 use crate::wire::Station;
 use uverbs_soft_cm::cma::DeviceNumber;
 
-/// Datagrams of a device that wait at most. Further ones are lost, as at a kernel's QP 1 without
-/// receives. It is the most that the kernel can be asked for, and not its default of 512
-/// (`IB_MAD_QP_MAX_SIZE`, `IB_MAD_QP_RECV_SIZE` in drivers/infiniband/core/mad_priv.h). A process
-/// that destroys many connected ids sends a DREQ for each at once, and repeats none of them.
+/// Most waiting datagrams of a device. Further ones are lost, as when the kernel's QP 1 has no
+/// receives posted. This is the kernel's maximum rather than its default of 512
+/// (`IB_MAD_QP_MAX_SIZE`, `IB_MAD_QP_RECV_SIZE` in drivers/infiniband/core/mad_priv.h). The reason
+/// is that a process that destroys many connected ids sends their DREQs all at once, and repeats
+/// none.
 const RECEIVES: usize = 8192;
 
 /// What arrives from the devices' threads. Locked last.
@@ -30,7 +31,7 @@ pub(super) struct Inbox {
 #[derive(Debug, Default)]
 struct Waiting {
     notices: VecDeque<(DeviceNumber, Notice)>,
-    /// How many of them are a device's datagrams.
+    /// How many of the notices are datagrams, by device.
     datagrams: HashMap<DeviceNumber, usize>,
 }
 

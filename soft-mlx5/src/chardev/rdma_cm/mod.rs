@@ -1,10 +1,10 @@
 //! The connection manager's character device: what ib_ucma does behind `/dev/infiniband/rdma_cm`
 //! (`drivers/infiniband/core/ucma.c` of Linux 6.12).
 //!
-//! An [`RdmaCm`] is a host's: it has the ids of all open files and one state machine ([`Cma`]) for
-//! its [`SoftDevice`]s. [`RdmaCm::open`] is open(2) of the node. Commands come as the bytes of
-//! write(2), answers go to the addresses in them, and the descriptor is readable while events wait:
-//! unmodified librdmacm works on it.
+//! An [`RdmaCm`] is the connection manager of a host: it has the ids of all open files and one
+//! state machine ([`Cma`]) for its [`SoftDevice`]s. [`RdmaCm::open`] is open(2) of the node.
+//! Commands come as the bytes of write(2), answers go to the addresses in them, and the descriptor
+//! is readable while events wait: unmodified librdmacm works on it.
 //!
 //! ```text
 //! write bytes ──> file ──> commands ──> Cma ──> datagrams ──> QP1 of the devices

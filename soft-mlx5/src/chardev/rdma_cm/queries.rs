@@ -28,8 +28,8 @@ impl Call<'_> {
         }
     }
 
-    /// All paths are counted. A path is written only if the response is longer than it needs, which
-    /// is the kernel's test (`ucma_query_path`).
+    /// Counts all paths. A path is written only if the buffer is longer than the response needs,
+    /// which is the kernel's test (`ucma_query_path`).
     fn query_path(&self, response: u64, id: CmaId) -> Result<(), Errno> {
         self.need(size_of::<QueryPathResp>())?;
         let path = self.state.cma.query_path(id).map_err(errno)?;

@@ -21,24 +21,25 @@ use crate::signals;
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) response: EventResp,
-    /// The id that counts it: for a connection request, the one that listens.
+    /// The id that counts it: for a connection request, the listener.
     pub(super) context: u32,
     pub(super) membership: Option<u32>,
-    /// For a connection request: the new id. It is not named by its number, which the program may
-    /// guess, free and use again.
+    /// For a connection request: the new id. Not its number, because the program could guess the
+    /// number, free it and use it again.
     pub(super) request: Option<CmaId>,
 }
 
-/// The device's side of a file. The program has the read end of a pipe, which holds one byte while
-/// the queue is not empty: so it is readable then, and never writable, as ucma's file is.
+/// The device's side of a file. The program has the read end of a pipe that holds one byte while
+/// the queue is not empty. So the descriptor is readable then, and never writable, like ucma's
+/// file.
 #[derive(Debug)]
 pub(super) struct Queue {
     pipe: File,
     identity: (u64, u64),
-    /// By their numbers, in the order of arrival.
+    /// The events in order of arrival.
     events: BTreeMap<u64, Queued>,
     next: u64,
-    /// The contexts' events, so that an id of many finds its own.
+    /// The events of each context, so that finding those of one id is fast.
     of_contexts: BTreeSet<(u32, u64)>,
     is_ready: bool,
 }
@@ -88,7 +89,7 @@ impl Queue {
         Some(event)
     }
 
-    /// Takes out the events of a context that `is_one` is true of.
+    /// Removes and returns the events of a context for which `is_one` is true.
     pub(super) fn extract(
         &mut self,
         context: u32,
@@ -113,9 +114,9 @@ impl Queue {
         if is_ready == self.is_ready {
             return;
         }
-        // The pipe holds one byte. Without a reader there is nothing to show. Vectored calls,
-        // because a library in front of the program may take plain ones on either end of this pipe
-        // for the program's commands.
+        // The pipe holds one byte. If the program has closed its end, nothing needs to be done. The
+        // calls are vectored, because `uverbs run` may take plain reads and writes on this pipe for
+        // commands of the program.
         self.is_ready = match is_ready {
             true => self.fill().is_ok(),
             false => self.drain().is_err(),
@@ -123,8 +124,9 @@ impl Queue {
     }
 
     /// As [`Queue::show`], after a command that the program made with its descriptor. If no second
-    /// reader can be opened, as in a process without free descriptors or without /proc, the byte is
-    /// read by that descriptor: it would keep a program that waits for events from sleeping.
+    /// reader can be opened, as in a process without free descriptors or without /proc, reads the
+    /// byte through that descriptor. Otherwise the program would be woken for events that do not
+    /// exist.
     pub(super) fn show_to(&mut self, program: BorrowedFd<'_>) {
         self.show();
         if self.is_ready && self.events.is_empty() {
@@ -136,7 +138,7 @@ impl Queue {
         signals::without_signals(|| writev(&self.pipe, &[IoSlice::new(&[1])]))
     }
 
-    /// Neither waits nor reads another file that has the number now.
+    /// Never waits, and never reads from another file that got the descriptor's number.
     fn drain_by(&self, program: BorrowedFd<'_>) -> Result<usize, Errno> {
         if event_queue::identity(program.as_raw_fd())? != self.identity {
             return Err(Errno::EBADF);

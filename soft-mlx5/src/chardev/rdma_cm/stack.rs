@@ -21,9 +21,9 @@ const NOT_OWN: CmaError = CmaError(libc::EADDRNOTAVAIL);
 const NO_DEVICE: CmaError = CmaError(libc::ENODEV);
 const NO_ROUTE: CmaError = CmaError(libc::ENETUNREACH);
 
-/// Hop limit of routed packets, as Linux's default.
+/// Hop limit of routed packets: Linux's default.
 const HOP_LIMIT: u8 = 64;
-/// How long a software device takes to acknowledge, as a code.
+/// A software device's local ACK delay, as a code (4.096 us * 2^code).
 const ACK_DELAY: u8 = 16;
 
 /// The devices of a host.
@@ -68,7 +68,7 @@ impl Stack {
         }
     }
 
-    /// The station of a listener of any process, if the stations of processes are reached.
+    /// The station of a listener of any process, if other processes' stations can be reached.
     fn listener_of_machine(
         &self,
         space: PortSpace,
@@ -94,12 +94,12 @@ impl Stack {
         self.devices[device].shared.reach().is_machines_network()
     }
 
-    /// The first such device.
+    /// The first device on that network.
     fn on_network(&self) -> Option<DeviceNumber> {
         self.numbers().find(|device| self.is_on_network(*device))
     }
 
-    /// The device at 127.0.0.1 and ::1: one that other processes reach there, if there is any.
+    /// The device at 127.0.0.1 and ::1: preferably one that other processes can reach.
     fn at_loopback(&self) -> Result<DeviceNumber, CmaError> {
         self.on_network().or_else(|| self.numbers().next()).ok_or(NO_DEVICE)
     }
@@ -124,7 +124,8 @@ impl Stack {
         (0..self.devices.len()).find(is_one)
     }
 
-    /// The route from a device at an address of an interface; `None` if no such device is meant.
+    /// The route from a device at an address of an interface; `None` if neither address leads to
+    /// such a device.
     fn route_outside(&self, source: Option<IpAddr>, to: IpAddr) -> Result<Option<Route>, CmaError> {
         let device = match source.map_or_else(|| self.find_at(to), |source| self.find_at(source)) {
             None if source.is_none() => self.first_towards(to)?,
@@ -141,11 +142,11 @@ impl Stack {
         }
     }
 
-    /// The device at the address that the machine's routes would send from, else the first that
-    /// has a way there.
+    /// The device at the source address that the machine's routes choose, else the first device
+    /// with a route.
     fn first_towards(&self, to: IpAddr) -> Result<Option<DeviceNumber>, CmaError> {
-        // The machine has routes from each interface to loopback addresses, but a device there does
-        // not reach the stations.
+        // The machine has routes from each interface to loopback addresses, but a device at an
+        // interface cannot reach stations.
         if station_at(to).is_some() && self.on_network().is_some() {
             return Ok(None);
         }
@@ -160,7 +161,7 @@ impl Stack {
         Ok(preferred.or_else(|| (0..self.devices.len()).find(reaches)))
     }
 
-    /// The route to the listener of a port, in whatever process; else to the device itself.
+    /// The route to the process that listens on a port, else to the device itself.
     fn route_to_machine(
         &self,
         source: Option<IpAddr>,
@@ -202,7 +203,7 @@ impl Stack {
         Ok(Route { device, source, addressing })
     }
 
-    /// To a group packets need no neighbour.
+    /// The route to a multicast group, which needs no neighbour.
     fn route_to_group(&self, source: Option<IpAddr>, group: IpAddr) -> Result<Route, CmaError> {
         let device = self.way_out(source, None)?;
         let options = self.options(device).ok_or(NO_DEVICE)?;
@@ -216,7 +217,7 @@ impl Stack {
         Ok(Route { device, source, addressing })
     }
 
-    /// The device that packets leave by.
+    /// The device that sends the packets.
     fn way_out(
         &self,
         source: Option<IpAddr>,
@@ -298,7 +299,7 @@ impl Addresses for Stack {
             return true;
         }
         if self.options(device).is_some_and(|options| interface_of(options).is_some()) {
-            // The route was found; who answers there is seen when a message does.
+            // The route exists. Whether the peer answers is known only when it does.
             return true;
         }
         let station = Station::destination(to);
@@ -328,9 +329,9 @@ fn source_towards(to: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Whether it is an IPv4-mapped address. To the kernel it is an address of IPv6, which no interface
-/// has (`ipv6_chk_addr` in `rdma_find_ndev_for_src_ip_rcu`, drivers/infiniband/core/addr.c), and
-/// which no route of IPv6 leads to but the default route.
+/// Whether it is an IPv4-mapped address. To the kernel that is an IPv6 address, which no interface
+/// has (`ipv6_chk_addr` in `rdma_find_ndev_for_src_ip_rcu`, drivers/infiniband/core/addr.c), and to
+/// which only IPv6's default route leads.
 fn is_mapped(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
 }
@@ -388,7 +389,7 @@ fn addressing(options: &Options, from: Station, to: Station, address: IpAddr) ->
     }
 }
 
-/// What rdma_cm knows of a device.
+/// The properties of a device that rdma_cm uses.
 pub(super) fn info(device: &SoftDevice, index: u32) -> DeviceInfo {
     let options = device.shared.options();
     let slot = |gid: Gid, kind: GidType| GidSlot { gid, is_default_type: kind != GidType::RoceV1 };

@@ -6,9 +6,9 @@ use crate::chardev::device::options::Options;
 use crate::core::Counters;
 
 /// The counters of mlx5_ib that this device keeps, by the driver's names (`basic_q_cnts`,
-/// `out_of_seq_q_cnts`, `retrans_q_cnts` and `extended_err_cnts` in mlx5/counters.c). No hardware
-/// has confirmed that `resp_local_length_error` has the frames of raw packet queue pairs, nor that
-/// `out_of_buffer` has the RNR NAKs.
+/// `out_of_seq_q_cnts`, `retrans_q_cnts` and `extended_err_cnts` in mlx5/counters.c). It is
+/// unconfirmed that `resp_local_length_error` counts frames of raw packet queue pairs, and that
+/// `out_of_buffer` counts RNR NAKs.
 pub(crate) fn hw_counters(counters: &Counters) -> [(&'static str, u64); 5] {
     [
         ("duplicate_request", counters.duplicates),

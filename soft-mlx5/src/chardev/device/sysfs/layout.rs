@@ -116,8 +116,8 @@ impl Sysfs {
         self.add(&format!("{path}/abi_version"), "1");
     }
 
-    /// The network device that RoCE GIDs belong to, without an entry in `class/net`: the kernel's
-    /// own directory is read there.
+    /// The network device that RoCE GIDs belong to, without an entry in `class/net`: programs read
+    /// the kernel's own directory there.
     fn add_network_device(&mut self, function: &str, options: &Options) {
         let path = format!("{function}/net/{}", options.netdev);
         self.link(&format!("{path}/device"), function);
@@ -184,7 +184,7 @@ impl Sysfs {
     }
 }
 
-/// Subsystem id of the board. The real ones are unconfirmed; tested programs only check that the
+/// Subsystem id of the board. Real values are unconfirmed; the programs tested only check that the
 /// file exists.
 const SUBSYSTEM: u32 = 0;
 

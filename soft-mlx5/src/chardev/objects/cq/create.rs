@@ -149,8 +149,8 @@ fn build(call: &mut Call<'_>, request: Request) -> Result<u32, Errno> {
     };
     let page = device.uars.page(uar)?;
     // The device reads the arm words of all CQs of a UAR page when one of them rings. A word that
-    // was never written would be 0, which also encodes a first arming. So it is initialised with a
-    // value that encodes no arming; programs only write the word.
+    // was never written would be 0, which also encodes a first arming. So the word is initialised
+    // with a value that encodes no arming. Programs never read it.
     call.user.write_value(ucmd.db_addr.wrapping_add(4), &u32::MAX)?;
     let completions = Reporter::new(request.channel, request.user_handle);
     let events = Reporter::new(request.events, request.user_handle);
@@ -197,9 +197,9 @@ fn compression(ucmd: &mlx5::CreateCq, cqe_size: CqeSize) -> Result<Option<MiniCq
 
 /// The clock behind the CQ's timestamps.
 ///
-/// `REAL_TIME_TS` wins over the flag for free-running timestamps (`get_ts_format` of
+/// `REAL_TIME_TS` takes precedence over the flag for free-running timestamps (`get_ts_format` of
 /// drivers/infiniband/hw/mlx5/qp.c). If the device has no real-time timestamps, the kernel refuses
-/// the queues that complete to the CQ, but this device refuses the CQ.
+/// the queues that complete to the CQ; this device refuses the CQ.
 fn stamps(ucmd: &mlx5::CreateCq, options: &Options) -> Result<Stamps, Errno> {
     if !ucmd.flags.contains(CqFlags::REAL_TIME_TS) {
         return Ok(Stamps::Counter(options.counter_start));

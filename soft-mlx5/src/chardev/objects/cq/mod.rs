@@ -123,7 +123,7 @@ pub(crate) fn resize(call: &mut Call<'_>) -> Result<(), Errno> {
         let ring = ring(call, driver.buf_addr, entries, cqe_size)?;
         let change = CqModify { ring: Some(ring), ..CqModify::default() };
         call.file.device.control(|machine| {
-            // The completions of all requests before count.
+            // Completions of earlier requests must be in the old ring.
             machine.catch_up_cq(runtime::now(), cqn);
             machine.core.modify_cq(cqn, change).map_err(errno)?;
             // A command may have given it a ring in registered memory.

@@ -20,10 +20,10 @@ pub(crate) fn counter(call: &Call<'_>, handle: u32, offset: u32) -> Result<u32, 
     }
 }
 
-/// What receives the frames of a rule that leads to a firmware object, and the handles that it
-/// needs besides the object's own. A flow table is asked for each frame. The receive queues of a
-/// TIR are those that it has when the rule is made: a later change of the list does not reach the
-/// rule (unlike an adapter's).
+/// The receiver of a rule that leads to a firmware object, and the handles that the rule needs
+/// besides the object's own. A flow table is looked up for each frame. The receive queues of a TIR
+/// are read when the rule is created: unlike on a ConnectX, later changes to the list do not affect
+/// the rule.
 pub(crate) fn receiver(call: &Call<'_>, handle: u32) -> Result<(ReceiveSource, Vec<u32>), Errno> {
     let (kind, number) = match call.any_object(handle)? {
         Object::Devx(object) => object.id(),
@@ -38,7 +38,7 @@ pub(crate) fn receiver(call: &Call<'_>, handle: u32) -> Result<(ReceiveSource, V
 
 fn receive_queues(call: &Call<'_>, number: u32) -> Result<(ReceiveSource, Vec<u32>), Errno> {
     let spread = lock(&call.file.device.firmware).spread(number).map_err(|_| Errno::EINVAL)?;
-    // A queue of another context has no handle here.
+    // A queue of another context has no handle in this file.
     let handle = |number: u32| {
         let mut all = call.state.handles.iter();
         let found = all.find(|(_, entry)| match &entry.object {

@@ -1,8 +1,8 @@
 //! DEVX: firmware commands that a program sends itself.
 //!
 //! The kernel writes the context's user id into a command and checks that the method accepts
-//! commands of its kind; the firmware does the rest. This firmware is the part of the PCI
-//! function's that handles objects. Kernel: hw/mlx5/devx.c.
+//! commands of its kind; the firmware does the rest. The firmware here is the object-handling part
+//! of the PCI function's firmware. Kernel: hw/mlx5/devx.c.
 #![forbid(unsafe_code)]
 
 mod capability;
@@ -66,8 +66,8 @@ pub(crate) fn query_eqn(call: &mut Call<'_>) -> Result<(), Errno> {
     call.output(query_eqn::DEV_EQN, &event_queue(vector))
 }
 
-/// Number of the event queue of a completion vector. The kernel's own event queues have the first
-/// numbers.
+/// Number of the event queue of a completion vector. The first numbers belong to the kernel's own
+/// event queues.
 fn event_queue(vector: u32) -> u32 {
     const KERNELS: u32 = 4;
     KERNELS + vector
@@ -137,7 +137,7 @@ struct Sender<'a> {
     device: &'a DeviceShared,
     /// Objects that the context has created by verbs.
     objects: Vec<ObjectId>,
-    /// Receive work queues that it has created by verbs.
+    /// Receive work queues that the context has created by verbs.
     work_queues: Vec<u32>,
     /// Queue pairs created by verbs, with the firmware's code of their service.
     services: Vec<(u32, u64)>,
@@ -208,7 +208,8 @@ impl FrontEnd for Sender<'_> {
 /// Runs a command about an object.
 ///
 /// # Errors
-/// EIO in a child process, where the device does not run. The firmware's own refusals are inside.
+/// EIO in a child process, where the device does not run. The firmware's refusals are in the inner
+/// result.
 fn execute(
     sender: &Sender<'_>,
     command: &mut Command<'_>,

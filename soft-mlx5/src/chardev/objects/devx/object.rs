@@ -30,7 +30,7 @@ pub(crate) struct FirmwareObject {
     destruction: Vec<u8>,
     family: &'static Family,
     number: u32,
-    /// How many successive numbers it has.
+    /// How many consecutive numbers it has.
     length: u32,
     doorbell: Option<(UarPage, Doorbell)>,
 }

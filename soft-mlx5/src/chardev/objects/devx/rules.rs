@@ -1,4 +1,4 @@
-//! Which DEVX methods carry which firmware commands, as the lists in hw/mlx5/devx.c say.
+//! Which DEVX methods accept which firmware commands (the lists in hw/mlx5/devx.c).
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -40,7 +40,7 @@ use opcode::{
     CREATE_XRC_SRQ, CREATE_XRQ, MODIFY_CQ, SET_FLOW_TABLE_ENTRY,
 };
 
-/// Bytes in which commands about flow tables have the port, the table's type, and its number.
+/// Bytes of a flow table command with the port, and the table's type and number.
 const PLACE: Range<usize> = 8..24;
 
 /// Objects of one kind: the command that creates them, and the commands that refer to them.
@@ -52,7 +52,7 @@ pub(super) struct Family {
     query: &'static [u16],
     /// Order of destruction when the file closes: users before the objects that they use.
     pub(super) rank: u8,
-    /// Field in which creation returns the number, or gives it if `is_chosen`.
+    /// Field of the creation's output with the number, or of its input if `is_chosen`.
     number: Field,
     /// Whether the program chooses the number.
     is_chosen: bool,
@@ -133,7 +133,7 @@ const FAMILIES: &[Family] = &[
         subject: query_flow_counter_in::FLOW_COUNTER_ID,
         ..Family::new(5, (ALLOC_FLOW_COUNTER, 0x93a), &[], &[0x93b])
     },
-    // Flow tables, their groups and their entries. The firmware has none of the queries.
+    // Flow tables, their groups and their entries. The firmware does not support the queries.
     Family {
         destroyed: create_flow_group_in::TABLE_ID,
         subject: create_flow_group_in::TABLE_ID,
@@ -151,7 +151,7 @@ const FAMILIES: &[Family] = &[
         subject: set_fte_in::FLOW_INDEX,
         ..Family::new(0, (SET_FLOW_TABLE_ENTRY, 0x938), &[SET_FLOW_TABLE_ENTRY], &[0x937])
     },
-    // General objects. The firmware has neither queries nor changes of them.
+    // General objects. The firmware can neither query nor modify them.
     Family {
         number: general_object::ID,
         destroyed: general_object::ID,
@@ -172,9 +172,9 @@ const FAMILIES: &[Family] = &[
     Family::new(2, (0x916, 0x918), &[0x917], &[0x919]),
 ];
 
-/// Further commands that create objects, which this firmware does not have: scheduling elements,
-/// PSVs, SRQs of old firmware, multicast memberships, VXLAN ports, entries of the address table,
-/// contexts that change packets.
+/// Further creation commands, which this firmware does not support: scheduling elements, PSVs, SRQs
+/// of old firmware, multicast memberships, VXLAN ports, entries of the address table, contexts that
+/// change packets.
 const OTHER_CREATIONS: &[u16] = &[0x600, 0x700, 0x782, 0x806, 0x827, 0x829, 0x93d, 0x940];
 
 /// `devx_is_general_cmd`: queries of the adapter, of ports, of congestion and of LAG, NOP, and the
@@ -209,7 +209,7 @@ pub(super) fn family_of(creation: u16) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.create == creation)
 }
 
-/// How many successive numbers the object of a creation command has.
+/// How many consecutive numbers the object of a creation command has.
 pub(super) fn length(command: &Command<'_>) -> u32 {
     match command.get(header::OPCODE) as u16 {
         ALLOC_FLOW_COUNTER => flow_counters(command),
@@ -244,9 +244,9 @@ pub(super) fn subject(act: Act, command: &Command<'_>) -> Option<(u16, u32)> {
 pub(super) fn set_umem_valid(input: &mut [u8]) {
     const CONTEXT: usize = 0x80;
     const QP_CONTEXT: usize = 0xc0;
-    /// The work queue in the contexts of SQs, RQs and RMPs.
+    /// Offset of the work queue in the contexts of SQs, RQs and RMPs.
     const QUEUE: usize = 0x100 + 0x180;
-    /// That in the context of an XRQ.
+    /// Offset of the work queue in the context of an XRQ.
     const XRQ_QUEUE: usize = 0x80 + 0x400;
     let valid: &[Field] = match header::OPCODE.get(input) as u16 {
         CREATE_MKEY if !is_indirect(input) => &[create_mkey_in::MKEY_UMEM_VALID],

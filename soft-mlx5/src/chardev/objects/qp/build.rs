@@ -48,8 +48,8 @@ fn build_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     finish(call, request, params, None, (0, 0), Some(domain))
 }
 
-/// As in `create_dct`, creation only records the parameters, because the firmware makes the target
-/// at RTR. This device chooses the number now and returns it at RTR.
+/// As in `create_dct`, creation only records the parameters, because the firmware creates the
+/// target at RTR. This device chooses the number now and returns it at RTR.
 fn build_dc_target(call: &mut Call<'_>, request: &Request) -> Result<Qpn, Errno> {
     let driver = call.driver();
     let ucmd = read_driver_request(&driver)?;
@@ -190,8 +190,7 @@ fn scatter_size(call: &Call<'_>, cq: u32, flags: QpFlags) -> Result<ScatterToCqe
     })
 }
 
-/// `configure_requester_scat_cqe`: only if all requests are signaled, or the program sets the flag
-/// for it.
+/// `configure_requester_scat_cqe`: only if all requests are signaled, or the program sets the flag.
 fn requester_scatter(request: &Request, flags: QpFlags, size: ScatterToCqe) -> ScatterToCqe {
     let allowed = request.signal_all || flags.contains(QpFlags::ALLOW_SCATTER_CQE);
     if request.qp_type == QpType::Rc && allowed { size } else { ScatterToCqe::Off }

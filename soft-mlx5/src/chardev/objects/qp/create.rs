@@ -131,7 +131,7 @@ fn qp_type(call: &Call<'_>, number: u64) -> Result<QpType, Errno> {
     }
 }
 
-/// Which of the driver's own types: `check_qp_type` and `process_vendor_flags`.
+/// The QP type that the driver's flags select (`check_qp_type`, `process_vendor_flags`).
 fn driver_type(call: &Call<'_>) -> Result<QpType, Errno> {
     if !call.file.device.options().dynamically_connected {
         return Err(Errno::EOPNOTSUPP);
@@ -267,7 +267,7 @@ fn write_form(call: &mut Call<'_>, cmd: &ExCreateQp) -> Result<CreateQpResp, Err
     })
 }
 
-/// In the write form the PD's field has the domain of an XRC target.
+/// In the write form, the PD's field holds the XRC domain of an XRC target.
 fn write_handles(call: &Call<'_>, cmd: &ExCreateQp, qp_type: QpType) -> Result<Handles, Errno> {
     let mut handles = Handles::default();
     if qp_type == QpType::XrcTarget {

@@ -142,7 +142,7 @@ pub(crate) fn pin_ring(call: &mut Call<'_>, address: u64, size: u64) -> Result<(
     if size == 0 {
         return Ok(());
     }
-    // Address 0 means that the program has no ring.
+    // Address 0 means that the program has passed no ring.
     if address == 0 {
         return Err(Errno::EINVAL);
     }

@@ -30,7 +30,7 @@ pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
 }
 
 /// `IB_USER_VERBS_EX_CMD_MODIFY_QP`. Only raw packet QPs can have a rate limit: the transition
-/// table refuses it for others.
+/// table refuses the attribute for others.
 pub(crate) fn modify_extended(call: &mut Call<'_>) -> Result<(), Errno> {
     let mut request: ExModifyQp = call.request()?;
     if request.base.attr_mask.bits() & !(mask::STANDARD | mask::RATE_LIMIT) != 0 {

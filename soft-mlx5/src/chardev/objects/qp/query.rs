@@ -35,7 +35,7 @@ pub(crate) fn query(call: &mut Call<'_>) -> Result<(), Errno> {
     call.response(&response)
 }
 
-/// If only the port is set, the path has no destination; it is `global` on RoCE.
+/// If only the port is set, the path has no destination, but is `global` on RoCE.
 fn response(qp: &Qp, info: &QpInfo, number: u8, global: bool) -> QueryQpResp {
     let attributes = &info.attributes;
     let nowhere = AddressPath { port: qp.driver.get().port, global, ..AddressPath::default() };

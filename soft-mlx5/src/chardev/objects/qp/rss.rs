@@ -84,7 +84,7 @@ pub(super) fn create_by_write(
 }
 
 /// Such a QP has no queues, so the request must name neither sizes nor completion queues (the
-/// driver refuses one for sends as well), and the QP's number is 0.
+/// driver also refuses a send CQ), and the QP's number is 0.
 fn build(call: &mut Call<'_>, request: &Request, qp_type: QpType) -> Result<(), Errno> {
     let device = call.file.device.clone();
     let fits = call.context()?.cqe_version != 0 && device.options().is_roce();
@@ -122,8 +122,8 @@ fn read_driver_request(driver: &Buffers) -> Result<CreateQpRss, Errno> {
     Ok(request)
 }
 
-/// What the request hashes. IPv4 and IPv6 exclude each other, and so do TCP and UDP. A table of one
-/// place may have no hash.
+/// The hash that the request selects. IPv4 and IPv6 exclude each other, and so do TCP and UDP. A
+/// table of one place may have no hash.
 fn hash(request: &CreateQpRss, places: usize) -> Result<Option<RssHash>, Errno> {
     let fields = request.rx_hash_fields_mask;
     if !HASHED_FIELDS.contains(fields) || request.rx_hash_function != RxHashFunctions::TOEPLITZ {
@@ -144,7 +144,7 @@ fn hash(request: &CreateQpRss, places: usize) -> Result<Option<RssHash>, Errno> 
     Ok(Some(RssHash { key, select: selector(fields) }))
 }
 
-/// The fields as the firmware has them (`rx_hash_field_select`).
+/// The fields in the firmware's encoding (`rx_hash_field_select`).
 fn selector(fields: RxHashFields) -> u32 {
     let chosen = [
         RxHashFields::SRC_IPV4 | RxHashFields::SRC_IPV6,

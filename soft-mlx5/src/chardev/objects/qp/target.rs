@@ -1,5 +1,5 @@
-//! State changes and queries of DC targets, which have rules of the driver's own.
-//! Kernel: `mlx5_ib_modify_dct` and `mlx5_ib_dct_query_qp` (hw/mlx5/qp.c).
+//! State changes and queries of DC targets, for which the driver has its own rules. Kernel:
+//! `mlx5_ib_modify_dct` and `mlx5_ib_dct_query_qp` (hw/mlx5/qp.c).
 #![forbid(unsafe_code)]
 
 use nix::errno::Errno;
@@ -97,7 +97,7 @@ fn write_number(call: &Call<'_>, dctn: u32) -> Result<(), Errno> {
     driver.write(&response.as_bytes()[..length])
 }
 
-/// QUERY_QP of a target: in RTR, and only for what a target has.
+/// QUERY_QP of a target: only in RTR, and only for attributes that a target has.
 pub(super) fn query(call: &Call<'_>, qp: &Qp, requested: QpAttrMask) -> Result<QueryQpResp, Errno> {
     const KNOWN: u32 = mask::STATE
         | mask::ACCESS_FLAGS

@@ -61,8 +61,8 @@ pub(crate) fn allowed(current: u8, next: u8, qp_type: QpType, given: u32) -> boo
     })
 }
 
-/// A DC initiator has rules of the driver's own (`modify_dci_qp_is_ok` in hw/mlx5/qp.c), which name
-/// the state among the attributes that must be given.
+/// The driver's own rules for DC initiators (`modify_dci_qp_is_ok` in hw/mlx5/qp.c), which list the
+/// state among the required attributes.
 fn allowed_for_initiator(current: u8, next: u8, given: u32) -> bool {
     use state::{ERR, INIT, RESET, RTR, RTS};
     let (required, optional) = match (current, next) {
