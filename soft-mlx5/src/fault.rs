@@ -1,9 +1,9 @@
 //! Damages packets on purpose: a stackable wire that drops, delays, reorders, duplicates and
 //! corrupts, all from one seed.
 //!
-//! [`Faulty::control`] makes a handle for a wire that a device has: it shows what happened to
-//! packets, and changes the plan while they flow. A lost acknowledgement, and then a cable that is
-//! cut:
+//! [`Faulty::control`] returns a handle for a wire that a device owns: it counts the faults, and
+//! changes the plan while the device runs. An example with a lost acknowledgement, and then a cable
+//! that is cut:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -41,8 +41,8 @@ pub enum Fault {
     Drop,
     /// It arrives twice, the second time after a delay of the plan's range.
     Duplicate,
-    /// One bit of its frame is inverted. The receiver's CRC check drops it, unless the bit is one
-    /// that the invariant CRC does not cover.
+    /// One bit of its frame is inverted. The receiver's CRC check drops it, unless the invariant
+    /// CRC does not cover that bit.
     Corrupt,
     /// One bit of its transport bytes is inverted and no CRC detects it, to test that the receiver
     /// survives any bytes. The transport cannot recover from it.
@@ -53,14 +53,14 @@ pub enum Fault {
     Delay(u64),
 }
 
-/// A fault that hits one packet: the `nth` (from 1) with this opcode, or of all if `None`.
+/// A fault for one packet: the `nth` with this opcode, or of all packets if `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Which packets count, for example `Opcode::RC_ACKNOWLEDGE` or
     /// `Opcode::send(Transport::Rc, Position::Middle, Headers::empty())` of
     /// `packet`.
     pub opcode: Option<Opcode>,
-    /// Which of them is hit, from 1.
+    /// The number, from 1, of the packet with the fault.
     pub nth: u64,
     /// What happens to it.
     pub fault: Fault,
@@ -70,7 +70,7 @@ pub struct Rule {
 /// fields. At most one fault hits a packet. Rules come before probabilities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// Everything random follows from it.
+    /// All random choices follow from it.
     pub seed: u64,
     /// Parts per million dropped.
     pub drop: u32,
@@ -91,7 +91,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// A plan that loses every packet, as a cable that was pulled out.
+    /// A plan that loses every packet, like a cable that was pulled out.
     pub fn cut() -> Self {
         Self { drop: 1_000_000, ..Self::default() }
     }
@@ -112,7 +112,8 @@ pub struct FaultCounters {
     pub delayed: u64,
 }
 
-/// Decides what happens to each packet, only by seed and count, and holds delayed packets.
+/// Chooses the fault of each packet from the seed and the packet's number, and holds delayed
+/// packets.
 #[derive(Debug)]
 pub struct Injector {
     plan: FaultPlan,
@@ -323,7 +324,7 @@ impl FaultControl {
 }
 
 impl<W: Wire> Faulty<W> {
-    /// Puts the plan's faults on what `wire` sends.
+    /// Injects the plan's faults into the packets that `wire` sends.
     pub fn new(wire: W, plan: FaultPlan) -> Self {
         let control = FaultControl(Arc::new(Mutex::new(Injector::new(plan))));
         Self { wire, control, passing: Vec::new() }
@@ -334,7 +335,7 @@ impl<W: Wire> Faulty<W> {
         self.control.counters()
     }
 
-    /// A handle for the faults, which stays when a device gets the wire.
+    /// A handle for the faults, usable after a device has taken the wire.
     pub fn control(&self) -> FaultControl {
         self.control.clone()
     }

@@ -44,7 +44,7 @@ impl Home {
     }
 }
 
-/// The number of this process. A system call is made in forked children only.
+/// The number of this process. Only forked children make a system call.
 pub(crate) fn own_process() -> u32 {
     static HOME: OnceLock<Home> = OnceLock::new();
     let home = HOME.get_or_init(Home::new);

@@ -4,10 +4,10 @@
 //! [`core`] is the device itself, a state machine without I/O, threads or clock: objects, execution
 //! of work-queue entries, the RC, UC, UD and XRC transports. Its front ends are [`chardev`], which
 //! answers raw ioctl bytes as ib_uverbs and mlx5_ib do, and the crate `uverbs-soft-pci`, the PCI
-//! function that an unmodified kernel drives. [`runtime`] steps it by a thread, [`sim`] by a test
-//! with a simulated clock. [`replay`] has recorded frames arrive, disturbed. [`wire`] carries its
-//! [`packet`]s within the process, through memory that two processes share or as RoCE v2 over
-//! loopback UDP, and [`fault`] loses some of them, reproducibly.
+//! function that an unmodified kernel drives. [`runtime`] runs it in a thread, [`sim`] in a test
+//! with a simulated clock. [`replay`] feeds it recorded frames, with disturbances. [`wire`] carries
+//! its [`packet`]s within the process, through memory that two processes share, or as RoCE v2 over
+//! loopback UDP, and [`fault`] injects reproducible faults.
 //!
 //! Its behaviour is taken from the kernel's source, from headers, from recordings of libmlx5, and
 //! from runs of unmodified C programs and kernels. Behaviour that none of these has confirmed is

@@ -11,14 +11,14 @@ use nix::errno::Errno;
 /// Most descriptors that the kernel passes on in one read (`SCM_MAX_FD` of net/scm.h).
 const MOST: usize = 253;
 
-/// What one read of a socket gave.
+/// The result of one read of a socket.
 #[derive(Debug)]
 pub struct Received {
     /// How many bytes were read; 0 at the end of the stream.
     pub bytes: usize,
     /// The descriptors that came with them.
     pub files: Vec<OwnedFd>,
-    /// Whether others came that this process has no space for. The kernel has closed them.
+    /// Whether there were more descriptors than this process may open. The kernel has closed them.
     pub is_cut_off: bool,
 }
 
@@ -30,11 +30,11 @@ struct Control([u8; CONTROL]);
 const CONTROL: usize = unsafe { libc::CMSG_SPACE((MOST * size_of::<RawFd>()) as u32) } as usize;
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
-/// Receives bytes and the descriptors passed with them, without waiting. (`nix` loses the
-/// descriptors that have arrived if not all have.)
+/// Receives bytes and the descriptors passed with them, without waiting. (If some descriptors
+/// cannot be received, `nix` leaks the others.)
 ///
 /// # Errors
-/// Errors of `recvmsg`, of which EAGAIN says that there is nothing to receive.
+/// Errors of `recvmsg`; EAGAIN if there is nothing to receive.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> nix::Result<Received> {
     let mut control = Control([0; CONTROL]);
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };

@@ -23,8 +23,8 @@ pub fn sealed_memory(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Sets the size of a file in memory, or fails with EFBIG where the process has a lower limit for
-/// files. The kernel would then send SIGXFSZ, which ends the process.
+/// Sets the size of a memfd. Fails with EFBIG above the process's limit for files, without the
+/// kernel's SIGXFSZ, which would end the process.
 pub(crate) fn set_size(file: impl AsFd, len: usize) -> nix::Result<()> {
     let (most, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
     if most < len as u64 {
@@ -33,8 +33,8 @@ pub(crate) fn set_size(file: impl AsFd, len: usize) -> nix::Result<()> {
     ftruncate(file, len as i64)
 }
 
-/// Whether the pages of a file of unknown origin can be accessed whatever its creator does. This is
-/// so for a memfd of ordinary pages that is sealed against shrinking; huge pages may run out.
+/// Whether accesses to a file of unknown origin are safe, whatever its creator does. That holds for
+/// a memfd of ordinary pages that is sealed against shrinking; huge pages may run out.
 ///
 /// # Errors
 /// Errors of `fstatfs`.

@@ -1,10 +1,10 @@
-//! Signals of a thread that does the device's work.
+//! Signal masks of threads that do the device's work.
 //!
 //! Such a thread has the device's locks, and it writes to pipes whose readers may be gone, and to
 //! files that may not grow. The device's own thread has all signals blocked, because they are the
-//! program's. A program's thread blocks them for a sleep that a signal has to end (signalfd(2)). So
-//! that neither has to block the signals of failed writes for each write, a thread knows whether it
-//! has.
+//! program's. A program's thread blocks them while it sleeps, and a signalfd(2) ends the sleep.
+//! Each thread remembers whether it has blocked the signals of failed writes, so that it need not
+//! block them for each write.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -16,24 +16,25 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::time::TimeSpec;
 
-/// Signals that an instruction causes, which cannot wait.
+/// Signals caused by an instruction, which cannot be delayed.
 const AT_ONCE: [Signal; 5] =
     [Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGSEGV, Signal::SIGTRAP];
 
-/// All signals but those that cannot wait.
+/// All signals except those of [`AT_ONCE`].
 static ALL: LazyLock<SigSet> = LazyLock::new(|| {
     let mut all = SigSet::all();
     AT_ONCE.iter().for_each(|signal| all.remove(*signal));
     all
 });
 
-/// Which signal a write sends that fails with an errno.
+/// The signals of failed writes, by errno.
 const OF_WRITES: [(Errno, Signal); 2] =
     [(Errno::EPIPE, Signal::SIGPIPE), (Errno::EFBIG, Signal::SIGXFSZ)];
 
 thread_local! {
-    /// Those of [`OF_WRITES`] that stay if they wait after a write: they waited before it, so they
-    /// are the program's, or it makes no difference. `None`: they may not be blocked.
+    /// Signals of [`OF_WRITES`] that must stay pending after a write, because they were pending
+    /// before it (and are the program's), or because it makes no difference. `None` if the signals
+    /// may not be blocked.
     static KEPT: Cell<Option<SigSet>> = const { Cell::new(None) };
 }
 
@@ -48,10 +49,10 @@ pub struct SignalsBlocked {
 }
 
 impl SignalsBlocked {
-    /// Blocks all signals but those that cannot wait.
+    /// Blocks all signals except those that cannot be delayed.
     ///
     /// # Errors
-    /// None is known.
+    /// None are known.
     pub fn new() -> nix::Result<Self> {
         let all = *ALL;
         let before = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -73,12 +74,12 @@ impl SignalsBlocked {
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
         KEPT.set(self.outer);
-        // It fails for no valid set.
+        // This cannot fail for a valid set.
         let _ = self.before.thread_set_mask();
     }
 }
 
-/// The signals of writes that wait in a thread which had `before` blocked.
+/// The signals of writes that are pending in a thread that had `before` blocked.
 fn waiting(before: &SigSet) -> SigSet {
     let mut waiting = SigSet::empty();
     for (_, signal) in OF_WRITES {
@@ -94,7 +95,7 @@ fn of_writes() -> SigSet {
     OF_WRITES.iter().map(|(_, signal)| *signal).collect()
 }
 
-/// Notes that this thread has all signals blocked for as long as it lives, and gets none.
+/// Records that this thread has all signals blocked until it ends.
 pub(crate) fn note_all_blocked() {
     KEPT.set(Some(of_writes()));
 }
@@ -117,9 +118,9 @@ impl WriteError for io::Error {
     }
 }
 
-/// Runs a write to a pipe whose reader may be gone, or to a file that is as large as the process
-/// may make it, so that the signal which the kernel sends then is not left in this thread. It takes
-/// no system call more where the signals are known to be blocked.
+/// Runs a write to a pipe whose reader may be gone, or to a file that may have reached the
+/// process's size limit, without the kernel's signal (SIGPIPE or SIGXFSZ) reaching the program. It
+/// needs no extra system call if the signals are known to be blocked.
 ///
 /// # Errors
 /// Those of the write.
@@ -136,7 +137,7 @@ pub fn without_signals<T, E: WriteError>(write: impl FnOnce() -> Result<T, E>) -
 /// Blocks the signals of writes in this thread while it exists.
 #[derive(Debug)]
 struct WritesBlocked {
-    /// The signals to block afterwards, if they are others.
+    /// The mask to restore afterwards, if it was different.
     before: Option<SigSet>,
     kept: SigSet,
 }
@@ -156,21 +157,21 @@ impl WritesBlocked {
 impl Drop for WritesBlocked {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // It fails for no valid set.
+            // This cannot fail for a valid set.
             let _ = before.thread_set_mask();
         }
     }
 }
 
-/// Takes a signal that waits in this thread, which has it blocked. One that was sent to the whole
-/// process stays: the kernel gives the thread's own first.
+/// Takes a blocked signal that is pending in this thread. A signal that was sent to the whole
+/// process stays, because the kernel returns the thread's own first.
 fn take(signal: Signal) {
     let (signal, now) = (SigSet::from(signal), TimeSpec::new(0, 0));
     // SAFETY: it reads a set and a time of this frame.
     unsafe { libc::sigtimedwait(signal.as_ref(), std::ptr::null_mut(), now.as_ref()) };
 }
 
-/// Whether a signal waits that this thread has blocked.
+/// Whether a blocked signal is pending in this thread.
 pub(crate) fn is_pending(signal: Signal) -> bool {
     // SAFETY: an all-zero set is a valid one, which the call fills.
     unsafe {

@@ -1,4 +1,4 @@
-//! Decides what happens to each frame of a recording.
+//! Applies disturbances to each frame of a recording.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -11,7 +11,7 @@ pub(super) struct Disturber<'d> {
     prng: Prng,
     /// Frames that the current gap still drops.
     gap: u64,
-    /// Frames that come later, by the place in the recording before which they come.
+    /// Delayed frames, by the index in the recording before which they arrive.
     held: BTreeMap<(usize, u64), Arrival>,
     holds: u64,
     /// The time of the last arrival.

@@ -1,10 +1,9 @@
-//! A recording as a deterministic test of a program that receives frames.
+//! Replays a recording as a deterministic test of a program that receives frames.
 //!
-//! [`Replay`] disturbs a recording as a network and a late program do: frames are lost, arrive
-//! twice, late, damaged or too long, and come in bursts, some of them longer than the program's
-//! queue. All of it follows from a seed, so a run that fails is repeated to the byte. The frames
-//! arrive by [`SoftDevice::receive_frames`]: nothing depends on threads or on the time that
-//! anything takes.
+//! [`Replay`] disturbs a recording like a network and a slow program: frames are lost, arrive
+//! twice, late, damaged or too long, and arrive in bursts, some of them longer than the program's
+//! queue. All of this follows from a seed, so a failing run can be repeated exactly. The frames
+//! arrive through [`SoftDevice::receive_frames`], so nothing depends on threads or timing.
 //!
 //! ```
 //! use uverbs_soft::chardev::SoftDevice;
@@ -36,11 +35,11 @@ use nix::errno::Errno;
 use crate::chardev::SoftDevice;
 use disturb::Disturber;
 
-/// Names the seed that [`seeds`] gives instead of all others.
+/// Environment variable with the only seed that [`seeds`] returns.
 pub const SEED_VARIABLE: &str = "UVERBS_REPLAY_SEED";
 
-/// The seeds `0..count`; only the one that the environment variable `UVERBS_REPLAY_SEED` names, if
-/// it is set.
+/// The seeds `0..count`, or only the seed in the environment variable `UVERBS_REPLAY_SEED`, if it
+/// is set.
 ///
 /// # Panics
 /// If the variable is not a number.
@@ -50,13 +49,13 @@ pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     asked.map_or(0..count, |seed| seed..seed + 1)
 }
 
-/// How a recording is disturbed. Chances are parts per million and are tried once for each frame,
-/// but for those of bursts.
+/// How a recording is disturbed. Probabilities are in parts per million and apply to each frame,
+/// except `flood`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disturbances {
-    /// Everything random follows from it.
+    /// All random choices follow from it.
     pub seed: u64,
-    /// A gap begins: this frame and perhaps more behind it are lost.
+    /// A gap begins: this frame and perhaps more after it are lost.
     pub gap: u32,
     /// Frames of the longest gap.
     pub longest_gap: u32,
@@ -66,22 +65,22 @@ pub struct Disturbances {
     pub reorder: u32,
     /// How many frames may arrive before one that is late, and before the second of two copies.
     pub reach: u32,
-    /// One bit of the frame is inverted; the device's checksums may find it or not.
+    /// One bit of the frame is inverted. The device's checksums may or may not detect it.
     pub corrupt: u32,
-    /// Zeros follow the frame, up to [`longest`](Self::longest) bytes altogether.
+    /// Zeros are appended, up to [`longest`](Self::longest) bytes in total.
     pub oversize: u32,
     /// Bytes of the longest frame.
     pub longest: u32,
     /// Frames of the longest burst, at least 1. The program runs between bursts.
     pub burst: u32,
-    /// Chance that a burst is a flood.
+    /// Probability that a burst is a flood.
     pub flood: u32,
-    /// Frames of a flood: more than the program's queue has receives, to exhaust it.
+    /// Frames of a flood. To exhaust the program's queue, it must exceed the number of receives.
     pub flood_frames: u32,
 }
 
 impl Disturbances {
-    /// The recording as it is, frame by frame.
+    /// No disturbances: one frame per burst.
     pub const fn none() -> Self {
         Self {
             seed: 0,
@@ -99,7 +98,7 @@ impl Disturbances {
         }
     }
 
-    /// Everything now and then, but floods, which depend on the program's queue.
+    /// All disturbances at low rates, except floods, which depend on the program's queue.
     pub const fn usual(seed: u64) -> Self {
         Self {
             seed,
@@ -123,7 +122,7 @@ pub enum Change {
     Intact,
     /// It is the second of two copies.
     Duplicate,
-    /// It was held back; frames recorded behind it may have come before.
+    /// It was delayed; frames recorded after it may have arrived before it.
     Late,
     /// A bit is inverted.
     Corrupt,
@@ -134,7 +133,7 @@ pub enum Change {
 /// A frame that arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The device's time, in nanoseconds; never earlier than that of the arrival before.
+    /// The device's time, in nanoseconds; never earlier than that of the previous arrival.
     pub at: u64,
     /// Its place in the recording, from 0.
     pub frame: usize,
@@ -153,12 +152,12 @@ pub struct Burst {
     pub arrivals: Vec<Arrival>,
 }
 
-/// What a replay does altogether.
+/// The totals of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplayCounters {
     /// Frames of the recording.
     pub recorded: u64,
-    /// Frames that arrive, copies included.
+    /// Frames that arrive, including copies.
     pub arrivals: u64,
     /// Frames lost in gaps.
     pub lost: u64,
@@ -201,17 +200,17 @@ impl Replay {
         self.seed
     }
 
-    /// What arrives, in order.
+    /// The bursts, in order.
     pub fn bursts(&self) -> &[Burst] {
         &self.bursts
     }
 
-    /// What it does altogether.
+    /// The totals.
     pub fn counters(&self) -> ReplayCounters {
         self.counters
     }
 
-    /// A number that tells replays apart: FNV-1a over times, bytes and ends of bursts. It is the
+    /// A number that identifies the replay: FNV-1a over times, bytes and ends of bursts. It is the
     /// same on every machine.
     pub fn digest(&self) -> u64 {
         let mut digest = 0xcbf2_9ce4_8422_2325;
@@ -231,11 +230,11 @@ impl Replay {
         digest
     }
 
-    /// Has each burst arrive at the device's port, and runs the program after it. A program that
-    /// panics has the seed printed.
+    /// Delivers each burst to the device's port, and runs the program after it. If the program
+    /// panics, the seed is printed.
     ///
     /// # Errors
-    /// What the program says, with seed and burst; `Device` in a child process.
+    /// The program's error, with seed and burst; `Device` in a child process.
     pub fn run<E>(
         &self,
         device: &SoftDevice,
@@ -254,7 +253,7 @@ impl Replay {
     }
 }
 
-/// Where a replay is.
+/// The position of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     seed: u64,

@@ -1,9 +1,9 @@
-//! Packets that wait for their receivers when the program exits.
+//! Waits at exit until receivers have taken the packets that still wait for them.
 //!
-//! A request completes once its packets are with the wire, which keeps those for which a receiver
-//! in another process has no space. A NIC's packets have left by then, so a program may exit after
-//! its last completion. Here exit(3) waits while the receivers take packets. What a program leaves
-//! behind that ends in another way is lost.
+//! A request completes once the wire has its packets, and the wire keeps packets for which a
+//! receiver in another process has no space. A program may exit after its last completion, because
+//! with a NIC the packets have left by then. So here exit(3) waits while the receivers take
+//! packets. If a program ends in another way, these packets are lost.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use super::{Shared, lock};
 use crate::per_process::PerProcess;
 
-/// How long to wait for receivers that take nothing.
+/// Longest time without a packet being taken.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// How long to wait at most.
+/// Longest time in total.
 pub(super) const LONGEST: Duration = Duration::from_secs(5);
 
 /// Time between two looks.
@@ -28,13 +28,13 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// The devices of this process.
 static DEVICES: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new();
 
-/// Waits for this device's receivers, too, when the program exits.
+/// Makes exit(3) also wait for this device's receivers.
 pub(super) fn register(shared: &Arc<Shared>) {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
     if !IS_HOOKED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the function does not unwind, and is there when it is called: that is when the
-        // library is unloaded, if that is before the exit (atexit(3)). This call fails without
-        // memory; then exit(3) waits for nothing.
+        // SAFETY: the function does not unwind, and exists when it is called: if the library is
+        // unloaded before the exit, it is called at that time (atexit(3)). If there is no memory,
+        // registration fails and exit(3) does not wait.
         unsafe { libc::atexit(at_exit) };
     }
     let mut devices = lock(DEVICES.get());
@@ -42,9 +42,9 @@ pub(super) fn register(shared: &Arc<Shared>) {
     devices.push(Arc::downgrade(shared));
 }
 
-/// In a forked child, there are no devices but its own. A signal handler may call exit(3), and the
-/// thread that it interrupted may have any lock. So this waits for none, allocates nothing, and
-/// leaves looks to the devices' own threads.
+/// A forked child sees only its own devices. A signal handler may call exit(3) while the
+/// interrupted thread holds any lock. So this function waits for no lock, allocates nothing, and
+/// leaves the work to the devices' own threads.
 extern "C" fn at_exit() {
     let _ = catch_unwind(|| {
         let Some(Ok(devices)) = DEVICES.existing().map(Mutex::try_lock) else { return };
@@ -71,10 +71,10 @@ pub(super) fn hand_over(shared: &Shared, until: Instant, look: impl Fn()) {
     }
 }
 
-/// How many packets this process still has; at least one while another thread, or this one in a
-/// signal handler, is about to send some.
+/// How many packets this process still has; at least one while another thread, or the thread that a
+/// signal handler interrupted, is about to send some.
 pub(super) fn left_in(shared: &Shared) -> usize {
-    // First: a look that ends meanwhile has moved its packets to the outbox.
+    // Checked first: a look that ends after this has moved its packets to the outbox.
     let is_looking = matches!(shared.machine.try_lock(), Err(TryLockError::WouldBlock));
     let in_outbox = match shared.outbox.try_lock() {
         Ok(outbox) => outbox.len(),

@@ -7,7 +7,7 @@ pub fn now() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds from 1970 to the beginning of that clock, as the system's clock is set now.
+/// Nanoseconds from 1970 to the start of that clock, according to the system's clock now.
 pub(crate) fn epoch() -> u64 {
     read(ClockId::CLOCK_REALTIME).saturating_sub(now())
 }

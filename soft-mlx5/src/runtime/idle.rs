@@ -1,15 +1,15 @@
-//! The device's work in a program's thread that has nothing to do itself.
+//! The device's work in a polling program's thread that has nothing else to do.
 //!
-//! It looks in place of the device's thread ([`Runtime::progress`]). If there is nothing to do, it
-//! lets other threads run: by `sched_yield` while that returns soon, else by waiting in the kernel
-//! for the next packet, as the device's own thread would. The scheduler runs a thread soon after it
-//! is woken, also beside busy loops; one that yields waits for all of them.
+//! The thread does a look in place of the device's thread ([`Runtime::progress`]). If there is
+//! nothing to do, it lets other threads run: by `sched_yield` if that returns soon, else by waiting
+//! in the kernel for the next packet, like the device's own thread. The scheduler runs a woken
+//! thread soon, even if other threads are busy, but a thread that yields waits for all of them.
 //!
-//! # No completion is slept through
+//! # No completion is missed
 //! Another thread may deliver a completion between the program's poll and the wait. So a thread
-//! only waits if no work was done since its previous call, after which the program has polled once
-//! more: each look that does something counts itself in [`Work`] before it gives the worker's lock
-//! back. The holder of that lock waits for packets; all other threads wait for the counter.
+//! only waits if no work was done since its previous call, after which the program has polled
+//! again. Each look that does work increments [`Work`] before it releases the worker's lock. The
+//! holder of that lock waits for packets; all other threads wait for the counter.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,8 +23,8 @@ use super::pacing::Pause;
 use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock, lock};
 
-/// Longest wait in nanoseconds. The program may wait for something else as well, and doorbells of
-/// threads that never call are only noticed between two waits.
+/// Longest wait in nanoseconds. The program may also wait for other events, and doorbells of
+/// threads that never call this are only noticed between two waits.
 const BOUND: u64 = 500_000;
 
 /// Counts what was done for the program, and wakes threads that wait for it.
@@ -37,10 +37,10 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Something was done. Call it after completions are written and before a lock is given back.
+    /// Counts work. Call it after completions are written and before the lock is released.
     pub(super) fn note(&self) {
-        // Sequentially consistent, as the accesses in `wait_beyond`: either this sees the waiting
-        // thread, or that thread sees the new count.
+        // Sequentially consistent, like the accesses in `wait_beyond`: either this thread sees the
+        // waiting thread, or that thread sees the new count.
         self.done.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) != 0 {
             drop(lock(&self.turn));
@@ -70,12 +70,12 @@ thread_local! {
 /// Most devices whose work counters a thread remembers.
 const DEVICES: usize = 4;
 
-/// The devices that a thread was idle on last, and how much each had done by then.
+/// The devices on which a thread was idle last, with their work counters at that time.
 #[derive(Clone, Copy)]
 struct Seen([(*const Shared, u64); DEVICES]);
 
 impl Seen {
-    /// How much the device had done at the last call; `None` if that was too long ago.
+    /// The device's work counter at the last call; `None` if that was too long ago.
     fn replace(&mut self, device: *const Shared, done: u64) -> Option<u64> {
         let known = self.0.iter().position(|(other, _)| ptr::eq(*other, device));
         let before = known.map(|at| self.0[at].1);
@@ -87,9 +87,9 @@ impl Seen {
 }
 
 impl Runtime {
-    /// Does a look in the caller's thread; if there was nothing to do, lets other threads run.
-    /// Meant for a program that polls, between two polls that found nothing. It may wait in the
-    /// kernel, 500 us at most.
+    /// Does a look in the calling thread; if there was nothing to do, lets other threads run.
+    /// Polling programs call it between two polls that found nothing. It may wait in the kernel,
+    /// for at most 500 us.
     pub fn idle(&self) {
         if !self.is_here() {
             return thread::yield_now();
@@ -124,7 +124,7 @@ impl Shared {
             None => return thread::yield_now(),
         }
         match self.worker.try_lock() {
-            // Looks of other threads end before this one has the lock.
+            // Looks of other threads have ended when this thread has the lock.
             Ok(mut worker) if self.work.done() == done => doze(self, &mut worker),
             Ok(_) => {}
             Err(TryLockError::WouldBlock) => {
@@ -139,7 +139,7 @@ impl Shared {
 /// A look and, if it finds nothing, a short sleep.
 fn doze(shared: &Shared, worker: &mut Worker) {
     let now = clock::now();
-    // The device's own thread keeps out of the way meanwhile.
+    // The device's own thread stands by until then.
     shared.standby.note(now + BOUND);
     // A signal ends the sleep, and the program polls.
     let whose = Whose::Own(Pause::Sleep);

@@ -1,25 +1,26 @@
-//! A core that runs: the device thread, the doorbells it looks at, and the way in for commands.
+//! Runs a core: the device thread, the doorbells that it checks, and the entry for commands.
 //!
-//! One thread drives one [`Core`]. It looks at the doorbell words of the [UAR pages](UarRegion),
-//! carries packets between core and wire, and hands events to the front end. A program that polls
-//! can do that in place of the thread ([`Runtime::progress`]). Commands run in the caller's thread
+//! One thread drives one [`Core`]. It checks the doorbell words of the [UAR pages](UarRegion),
+//! carries packets between core and wire, and passes events to the front end. A polling program can
+//! do this in place of the thread ([`Runtime::progress`]). Commands run in the caller's thread
 //! under the same lock ([`Runtime::control`]); the device thread yields the lock while one waits.
 //!
 //! # What it costs
-//! A doorbell is a store to memory, which wakes no thread, so a device with queues has to look.
-//! While it is busy it looks again after `sched_yield`; after 200 us without work it sleeps between
-//! two looks, 25 us at first, 1 ms soon and 8 ms in the end (below one percent of a core). Packets
-//! and commands end such a sleep early. A device without queues sleeps until one of them comes.
-//! While programs poll and make progress for it, its thread sleeps for 25 us to 1 ms at a time, and
-//! takes over at the end of such a sleep if their last look was 50 us ago or more.
+//! A doorbell is a store to memory, which wakes no thread, so a device with queues has to poll.
+//! While it is busy it only calls `sched_yield` between two looks. After 200 us without work it
+//! sleeps between two looks, 25 us at first, later 1 ms and finally 8 ms (below one percent of a
+//! core). Packets and commands end such a sleep early. A device without queues sleeps until a
+//! packet or command arrives. While programs poll and make progress for it, its thread sleeps for
+//! 25 us to 1 ms at a time, and takes over at the end of such a sleep if their last look was 50 us
+//! ago or more.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
-//! doorbells are not seen, and dropping the [`Runtime`] frees nothing but what belongs to the
-//! child. The child shares the parent's UAR pages (as with a real device) and must not ring them.
-//! The wire's sockets stay open in it until it ends or calls `exec`, so the device keeps its
-//! station and its rings that long, also after the parent was killed. A process may exit while its
-//! devices run. Dropping the runtime ends the thread and waits for it.
+//! doorbells are not seen, and dropping the [`Runtime`] frees only memory of the child. The child
+//! shares the parent's UAR pages (as with a real device) and must not ring them. The wire's sockets
+//! stay open in the child until it ends or calls `exec`. So the device keeps its station and its
+//! rings that long, even if the parent is killed. A process may exit while its devices run.
+//! Dropping the runtime ends the thread and waits for it.
 
 mod at_exit;
 pub(crate) mod clock;
@@ -58,10 +59,10 @@ use crate::wire::{Station, Waker, Wire};
 
 /// Receives a device's events.
 ///
-/// All are called with the core locked, so that no event of an object comes after the command
-/// that destroyed it. They must be quick and must not call [`Runtime::control`].
+/// All methods are called with the core locked, so that no event of an object comes after the
+/// command that destroyed it. They must be quick and must not call [`Runtime::control`].
 pub trait Host: Send + Sync {
-    /// Something happened.
+    /// The device reports an event.
     fn event(&self, event: Event);
 
     /// A management datagram arrived at QP1. Returns the answers to send at once.
@@ -69,7 +70,8 @@ pub trait Host: Send + Sync {
         Vec::new()
     }
 
-    /// The process with this station has ended. What arrived from it before has been passed on.
+    /// The process with this station has ended. Its packets that arrived before have been passed
+    /// on.
     fn peer_ended(&self, _station: Station) {}
 
     /// The device has looked at its doorbells. `now` is the time in nanoseconds, for a clock
@@ -90,13 +92,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The most packets that a [`catch_up`](Self::catch_up) handles. It repeats no requests,
-    /// because their answers may have arrived and not been read.
+    /// The most packets that a [`catch_up`](Self::catch_up) handles. It retransmits no requests,
+    /// because their answers may have arrived but not been read.
     pub(crate) const CATCH_UP: u32 = 1 << 12;
 
-    /// Executes the requests of a queue whose doorbell the program has rung. A NIC does so within
-    /// microseconds of the doorbell; here the thread may not have come to it when a command ends
-    /// the queue.
+    /// Executes the requests of a queue whose doorbell the program has rung. A NIC does this within
+    /// microseconds of the doorbell; here the thread may not have seen the doorbell when a command
+    /// ends the queue.
     pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
         Doorbell::Send(qpn).tell(&mut self.core, now);
         self.core.work(now, Self::CATCH_UP);
@@ -108,7 +110,7 @@ impl Machine {
     }
 }
 
-/// The device's thread is not in this process: the process was forked from the one that made it.
+/// The device's thread is not in this process: the process was forked from the one that created it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the software device runs in process {0} and cannot be used in its children")]
 pub struct Orphaned(pub u32);
@@ -138,12 +140,12 @@ struct Shared {
     sending: AtomicBool,
     host: Arc<dyn Host>,
     waker: Arc<Waker>,
-    /// A thread begins to wait, which may have rung any doorbell: all have to be looked at before a
-    /// thread that runs the device sleeps, also those that it has already looked at since its last
-    /// sleep.
+    /// Set when a thread that may have rung any doorbell begins to wait. Then the thread that runs
+    /// the device checks all doorbells again before it sleeps, even those that it has checked since
+    /// its last sleep.
     sweeps_anew: AtomicBool,
-    /// How many callers wait for one of the locks. A mutex alone would favour the device thread,
-    /// which locks it again right after unlocking it.
+    /// How many callers wait for one of the locks. Without this count the device thread, which
+    /// locks again right after unlocking, would get the lock first.
     waiting: AtomicUsize,
     /// How many packets waited for space at their receivers at the end of the last look.
     unsent: AtomicUsize,
@@ -151,8 +153,8 @@ struct Shared {
 }
 
 impl Runtime {
-    /// A device without a thread: it runs only in threads that call [`Runtime::progress`]. `waker`
-    /// is the one that the wire wakes.
+    /// A device without a thread: it runs only in threads that call [`Runtime::progress`]. The wire
+    /// wakes the device by `waker`.
     pub fn new(core: Core, wire: Box<dyn Wire>, waker: Arc<Waker>, host: Arc<dyn Host>) -> Self {
         let shared = Arc::new(Shared {
             worker: Mutex::new(Worker::new()),
@@ -177,14 +179,14 @@ impl Runtime {
     /// Starts the thread.
     ///
     /// # Errors
-    /// `EAGAIN` if no thread can be made.
+    /// `EAGAIN` if no thread can be created.
     pub fn start(mut self, name: &str) -> io::Result<Self> {
         self.thread = Some(thread::spawn(name, self.shared.clone())?);
         Ok(self)
     }
 
-    /// Looks at doorbells, wire and clock once, in the caller's thread, and does the work that it
-    /// finds. While this is called again and again, the device's thread stands by.
+    /// Does one look in the calling thread: checks doorbells, wire and clock, and does the work
+    /// that is due. While programs keep calling this, the device's thread stands by.
     ///
     /// Returns whether it did any work. If not, the caller should let other threads run: there was
     /// no work, another thread does a look, a command waits, or this is a forked child.
@@ -209,11 +211,11 @@ impl Runtime {
         let result = command(&mut machine);
         self.shared.pass_events(&mut machine);
         self.shared.collect(&mut machine);
-        // It may have completed requests.
+        // The command may have completed requests.
         self.shared.work.note();
         drop(machine);
         self.shared.send_before_return();
-        // There may be new queues to look at, timers to keep, packets to send.
+        // There may be new queues, timers and packets to send.
         self.shared.waker.wake();
         Ok(result)
     }
@@ -240,7 +242,7 @@ impl Runtime {
         Ok(command(&mut **wire))
     }
 
-    /// Whether this is the process that made it.
+    /// Whether this is the process that created it.
     pub fn is_here(&self) -> bool {
         self.home.is_here()
     }
@@ -272,7 +274,7 @@ impl std::fmt::Debug for Runtime {
 }
 
 impl Shared {
-    /// Locks for a command: the device thread sees that a command waits and steps back.
+    /// Locks for a command. The device thread sees that a command waits and leaves the lock to it.
     fn queue_for<'a, T: ?Sized>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // The device's thread may sleep with the wire locked.
@@ -311,18 +313,19 @@ impl Shared {
         !packets.is_empty()
     }
 
-    /// Notes that the packets taken out of the outbox are on the wire.
+    /// Records that the packets taken out of the outbox are on the wire.
     fn has_sent(&self, wire: &dyn Wire) {
         let waiting = wire.waiting();
         // The load keeps the cache line shared while nothing waits.
         if self.unsent.load(Ordering::Relaxed) != waiting {
             self.unsent.store(waiting, Ordering::Relaxed);
         }
-        // Last: a thread that finds no packet being sent must find the number of those that wait.
+        // Last, so that a thread that sees `sending` cleared also sees the number of packets that
+        // wait.
         self.sending.store(false, Ordering::SeqCst);
     }
 
-    /// Whether something that the core has sent may not be on the wire yet.
+    /// Whether packets of the core may not be on the wire yet.
     fn has_unsent(&self) -> bool {
         let outbox = lock(&self.outbox);
         !outbox.is_empty() || self.sending.load(Ordering::SeqCst)
@@ -334,10 +337,10 @@ impl Shared {
         outbox.extend(std::iter::from_fn(|| machine.core.take_packet()));
     }
 
-    /// Sends what a look has not sent yet, or waits for the look that sends it. A program that has
-    /// seen the last message arrive, destroys its QP and exits takes the thread with it; the
-    /// acknowledgement must have left by then, as a NIC's would have (`ibv_rc_pingpong -e` ends
-    /// so).
+    /// Sends the packets in the outbox, or waits for the look that is sending them. A program may
+    /// destroy its QP and exit right after its last message arrived, which also ends the device's
+    /// thread. By then the acknowledgement must have left, as it would with a NIC (`ibv_rc_pingpong
+    /// -e` ends like this).
     fn send_before_return(&self) {
         if self.has_unsent() {
             let (mut wire, mut packets) = (self.queue_for(&self.wire), Vec::new());
@@ -348,14 +351,14 @@ impl Shared {
         }
     }
 
-    /// Makes the thread that runs the device look at all doorbells before it sleeps, and wakes it.
+    /// Makes the thread that runs the device check all doorbells before it sleeps, and wakes it.
     fn sweep_anew(&self) {
         self.sweeps_anew.store(true, Ordering::Release);
-        // If that thread did not see this at its last look, it is woken.
+        // Wakes that thread, in case its last look did not see the flag.
         self.waker.wake();
     }
 
-    /// Whether this look begins to look at all doorbells.
+    /// Whether this look starts to check all doorbells.
     fn takes_sweep(&self) -> bool {
         // The load keeps the cache line shared while nothing happens.
         self.sweeps_anew.load(Ordering::Relaxed) && self.sweeps_anew.swap(false, Ordering::Acquire)

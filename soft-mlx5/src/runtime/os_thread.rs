@@ -1,9 +1,9 @@
-//! A thread made by `pthread_create` rather than by the standard library.
+//! Threads created by `pthread_create` rather than by the standard library.
 //!
 //! The standard library keeps a list of its threads behind a process-wide lock (for its message on
-//! stack overflow), which a thread takes when it begins and ends. A child that was forked at such a
-//! moment finds it locked for ever, and a thread that it starts hangs before its first instruction.
-//! A device has to start there as well.
+//! stack overflow), which a thread takes when it begins and ends. In a child that was forked at
+//! such a moment the lock stays locked forever, and a thread started by the standard library would
+//! hang. But devices must also start in such a child.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_void};
@@ -13,12 +13,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 /// Bytes of stack, as many as the standard library gives a thread. Some C libraries give far fewer.
-/// Pages that are never used take no memory.
+/// Unused pages take no memory.
 const STACK: usize = 2 << 20;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A running thread. It goes on if this is dropped.
+/// A running thread. Dropping this value does not end the thread.
 #[derive(Debug)]
 pub(crate) struct OsThread(libc::pthread_t);
 
@@ -33,19 +33,20 @@ impl OsThread {
     /// ends the thread.
     ///
     /// # Errors
-    /// `EAGAIN` if no thread can be made.
+    /// `EAGAIN` if no thread can be created.
     pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let name = CString::new(name).unwrap_or_default();
         let named: Work = Box::new(move || {
             let _ = nix::sys::prctl::set_name(&name);
             work();
         });
-        // A pointer to a trait object is two words, and a thread gets one: hence the second box.
+        // A pointer to a trait object is two words, but a thread's argument is one, so there is a
+        // second box.
         let argument = Box::into_raw(Box::new(named));
         match create(argument.cast()) {
             Ok(id) => Ok(Self(id)),
             Err(error) => {
-                // SAFETY: from `Box::into_raw` above, and no thread has got it.
+                // SAFETY: from `Box::into_raw` above, and no thread was started with it.
                 drop(unsafe { Box::from_raw(argument) });
                 Err(error)
             }

@@ -1,23 +1,23 @@
-//! When the device thread looks again: at once, after letting others run, or after a sleep.
+//! When the device thread does its next look: at once, after yielding, or after a sleep.
 
 use super::spins::Spins;
 
 /// How long the thread yields after its last work, in nanoseconds.
 const YIELDING: u64 = 200_000;
 
-/// Shortest sleep of a device with queues in nanoseconds. A thread that sleeps less uses up its
-/// share of an oversubscribed core, and then waits for the pollers after all: measured on two cores
-/// with two pollers, 10 us made a round trip three times as long as 25 us did.
+/// Shortest sleep of a device with queues in nanoseconds. With shorter sleeps, the thread uses up
+/// its share of an oversubscribed core, and then has to wait for the pollers: on two cores with two
+/// pollers, a round trip took three times as long with 10 us as with 25 us.
 const SHORTEST: u64 = 25_000;
 
-/// Longest sleep soon after work, and the longest at all, in nanoseconds. A wake-up by timer costs
-/// 3 us on bare metal; in a virtual machine 25 us, and with all cores busy 30 us and as much for
-/// the look itself with cold caches. 8 ms keep an idle device below one percent of a core there as
-/// well.
+/// Longest sleep soon after work, and longest sleep of all, in nanoseconds. A wake-up by timer
+/// costs 3 us on bare metal and 25 us in a virtual machine. With all cores busy it costs 30 us
+/// there, and the look itself as much again, with cold caches. With 8 ms an idle device takes less
+/// than one percent of a core even there.
 const LONGEST: (u64, u64) = (1_000_000, 8_000_000);
 
-/// How long to sleep after `quiet` nanoseconds without work. It is a fraction of that time, so that
-/// the next work is not noticed late by more.
+/// How long to sleep after `quiet` nanoseconds without work. It is a fraction of that time, which
+/// bounds the delay of the next work.
 fn nap(quiet: u64) -> u64 {
     (quiet / 8).clamp(SHORTEST, LONGEST.0).max(quiet / 256).min(LONGEST.1)
 }
@@ -31,11 +31,11 @@ pub(super) enum Pause {
     Sleep,
 }
 
-/// What the last looks have found.
+/// The results of the last looks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacing {
     last_work: u64,
-    /// There are queues, whose doorbells wake no thread.
+    /// Whether there are queues, whose doorbells wake no thread.
     polling: bool,
     spins: Spins,
 }
@@ -51,8 +51,8 @@ impl Pacing {
         if self.polling && fresh && !oversubscribed { Pause::Yield } else { Pause::Sleep }
     }
 
-    /// As [`plan`](Self::plan), for a program's thread that waits for a file. It looks again only
-    /// where that pays ([`Spins`]).
+    /// As [`plan`](Self::plan), for a program's thread that waits for a file. It looks again
+    /// without a sleep only if that pays ([`Spins`]).
     pub(super) fn plan_waiting(&mut self, now: u64, oversubscribed: bool) -> Pause {
         let may_yield = self.plan(now, oversubscribed) == Pause::Yield;
         let quiet = now.saturating_sub(self.last_work);

@@ -1,9 +1,9 @@
 //! Whether the machine is oversubscribed: more threads want to run than there are processors.
 //!
-//! There `sched_yield` returns when the other threads' time slices end, after milliseconds. A
-//! thread that sleeps, if only for microseconds, keeps its claim to processor time, and the
-//! scheduler runs it soon after it wakes up. So the device's threads yield as long as yields are
-//! short, and after a long one they sleep instead for a while.
+//! On such a machine `sched_yield` returns only when the other threads' time slices end, after
+//! milliseconds. But a thread that has slept, even for microseconds, is run soon after it wakes up.
+//! So the device's threads yield as long as yields are short. After a long yield, they sleep
+//! instead for a while.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -14,18 +14,18 @@ use super::clock;
 /// its time slice ends.
 const LONG_YIELD: u64 = 60_000;
 
-/// After a long yield none is tried for 32 times as long as it took, so yields cost one
-/// thirty-second of the time at most.
+/// After a long yield no yield is tried for 32 times its duration, so yields cost at most one
+/// thirty-second of the time.
 const TIMES: u64 = 32;
 
 /// The longest time, in nanoseconds, for which no yield is tried.
 const LONGEST: u64 = 640_000_000;
 
-/// What yields of the device's threads, its own and those of programs, have shown.
+/// Measurements of yields by the device's own thread and by programs' threads.
 #[derive(Debug, Default)]
 pub(super) struct Scheduler {
-    /// Until when threads sleep instead of yielding. It publishes nothing, so all accesses are
-    /// relaxed.
+    /// Until when threads sleep instead of yielding. All accesses are relaxed, because it publishes
+    /// no other data.
     oversubscribed_until: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ impl Scheduler {
         now < self.oversubscribed_until.load(Ordering::Relaxed)
     }
 
-    /// Lets other threads run, and notes how long they took.
+    /// Lets other threads run, and measures how long they took.
     pub(super) fn yield_now(&self) {
         let from = clock::now();
         thread::yield_now();

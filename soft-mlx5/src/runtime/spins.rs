@@ -1,19 +1,18 @@
-//! Whether a thread that waits for a file looks again and again first, or sleeps at once.
+//! Decides whether a thread that waits for a file first polls the device, or sleeps at once.
 //!
-//! A look that finds the answer saves a sleep and a wake-up. That pays if the answer comes within
-//! the time that a sleep and a wake-up take. It does not pay if the peer cannot run before this
-//! thread sleeps: on busy processors, or on emulated ones that take turns. So a thread looks again
-//! only for that time. After looks that found nothing, it sleeps at once a number of times; this
-//! number doubles with each such try.
+//! Polling saves a sleep and a wake-up if the answer comes within the time that these take. It
+//! cannot succeed if the peer does not run before this thread sleeps: on busy processors, or on
+//! emulated processors that run in turn. So a thread polls only for that time. After a try that
+//! found nothing, it sleeps at once for a number of times, which doubles with each such try.
 
-/// How long a thread looks again after the last work, in nanoseconds. To sleep and be woken takes
-/// 5 us on an idle processor, and up to 50 us on a virtual one.
+/// How long a thread polls after the last work, in nanoseconds. A sleep and a wake-up take 5 us on
+/// an idle processor, and up to 50 us on a virtual one.
 const SPIN: u64 = 50_000;
 
-/// Most sleeps in a row before a thread tries again whether looking pays.
+/// Most sleeps in a row before a thread tries polling again.
 const MOST: u32 = 256;
 
-/// What the last looks of waiting threads have shown.
+/// The results of the last looks of waiting threads.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spins {
     /// Looks in a row that found nothing, without a sleep.
@@ -82,7 +81,7 @@ mod tests {
             spins.pay(SPIN, true);
             sleeps(&mut spins);
         }
-        // Work that the thread itself has rung is not an answer.
+        // Work that follows from this thread's own doorbell is not an answer.
         spins.looked(true);
         spins.looked(false);
         spins.pay(SPIN, true);

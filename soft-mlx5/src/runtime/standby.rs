@@ -1,21 +1,20 @@
-//! How the device's thread stands by while programs' threads do its work.
+//! Keeps the device's thread asleep (standing by) while programs' threads do its work.
 //!
-//! A program that polls has nothing to do between two polls that found nothing. If it goes to the
-//! scheduler then, the device's thread takes its turn, and the program waits for two switches of
-//! threads. If it does the device's next look itself
-//! ([`Runtime::progress`](super::Runtime::progress)), there is none.
+//! A polling program has nothing to do between two polls that found nothing. If it yields, the
+//! device's thread runs, and the program waits for two context switches. If it does the device's
+//! next look itself ([`Runtime::progress`](super::Runtime::progress)), there are none.
 //!
-//! Only the thread that holds the worker's lock looks; a thread that finds it taken returns. While
+//! Only the thread that holds the worker's lock does looks; other threads return at once. While
 //! programs look, the device's thread sleeps for short times (naps). It does not announce a nap, so
-//! no program spends a system call on waking it, and nothing is lost as the nap ends by itself.
-//! When it finds that the last look of a program was a while ago, it takes over. So what comes
-//! after that look waits for 50 us, and up to 1 ms if programs have looked for long. If the
-//! scheduler stops a program's thread during a look, the device waits for it, as it does for a
-//! thread in a command: programs that poll should run at one priority.
+//! no program makes a system call to wake it; the nap ends by itself. If the last look of a program
+//! was then too long ago, the thread takes over. So work that arrives after a program's last look
+//! waits for 50 us, or up to 1 ms if programs have looked for a long time. If the scheduler
+//! preempts a program's thread during a look or a command, the device waits for it, so programs
+//! that poll should run at one priority.
 //!
 //! Before a longer sleep the device's thread announces it, looks once more and sleeps, all under
-//! the worker's lock. So no look of a program comes in between, and the protocols by which the
-//! thread is woken need not know of those looks.
+//! the worker's lock. So no look of a program can happen in between, and the wake-up protocols need
+//! not consider those looks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -23,47 +22,48 @@ use std::time::Duration;
 
 use super::lock;
 
-/// How long after a program's look the thread takes over, in nanoseconds. A program that works on
-/// what it has polled looks again sooner; one that has to wait for a processor does so later.
+/// How long after a program's look the thread takes over, in nanoseconds. A program that processes
+/// a completion looks again sooner; a program that waits for a processor looks again later.
 const GONE: u64 = 50_000;
 
-/// Shortest and longest nap in nanoseconds. Waking up for nothing takes some 5 us, in an emulated
-/// machine 40 us, and ends the time slice of a thread that may be a peer's. A program that waits
-/// for a processor longer than a nap has the device's thread instead.
+/// Shortest and longest nap in nanoseconds. An unnecessary wake-up takes about 5 us (40 us on an
+/// emulated machine), and preempts a thread that may be the peer's. If a program waits for a
+/// processor longer than a nap, the device's thread does the work.
 const NAP: (u64, u64) = (25_000, 1_000_000);
 
-/// A program's thread that sleeps in place of the device's thread says until when. The device's
-/// thread relies on that for at most this time, in nanoseconds: its own longest sleep, and what the
-/// program's may end late.
+/// A program's thread that sleeps in place of the device's thread announces the end of its sleep.
+/// The device's thread relies on this for at most this time, in nanoseconds: its own longest sleep,
+/// and a reserve for sleeps that end late.
 const ASLEEP: u64 = 8_500_000;
 
 /// State that programs' threads and the device's thread share.
 #[derive(Debug, Default)]
 pub(super) struct Standby {
-    /// When a program looked last, or wanted to; 0 if never.
+    /// When a program last did a look, or tried to; 0 if never.
     last: AtomicU64,
     /// Until when a program's thread that waits for a file does the device's work; 0 if none ever
     /// did.
     waits: AtomicU64,
-    /// The thread shall not nap any more.
+    /// The thread must not nap any more.
     over: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Standby {
-    /// A program's thread looks now.
+    /// Records that a program's thread does a look now.
     pub(super) fn note(&self, now: u64) {
-        // Relaxed: a date by which nothing is published. Not a store: of several threads the last
-        // one counts.
+        // Relaxed, because the time publishes no other data. A maximum, because several threads may
+        // call this.
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// A program's thread waits for a file until then, and does the device's work meanwhile.
+    /// Records that a program's thread waits for a file until this time, and does the device's work
+    /// meanwhile.
     pub(super) fn note_wait(&self, until: u64) {
         self.waits.fetch_max(until, Ordering::Relaxed);
     }
 
-    /// Until when, at most, the device's thread believes that a waiting program does its work.
+    /// Until when, at most, the device's thread relies on a waiting program to do its work.
     pub(super) fn waits_until(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
@@ -80,7 +80,7 @@ impl Standby {
         now < self.last.load(Ordering::Relaxed).saturating_add(GONE)
     }
 
-    /// The thread naps for this many nanoseconds, or until [`Standby::end`].
+    /// Sleeps for this many nanoseconds, or until [`Standby::end`].
     pub(super) fn nap(&self, nanoseconds: u64) {
         let over = lock(&self.over);
         if !*over {
@@ -88,7 +88,7 @@ impl Standby {
         }
     }
 
-    /// Ends the nap and all that would follow.
+    /// Ends the current nap and prevents further ones.
     pub(super) fn end(&self) {
         *lock(&self.over) = true;
         self.changed.notify_all();
@@ -98,8 +98,8 @@ impl Standby {
 /// How long the device's thread sleeps at a time while it stands by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Naps {
-    /// The next nap in nanoseconds. It doubles with each nap, because the thread woke for nothing
-    /// if it naps again, and is halved where the thread takes over.
+    /// The next nap in nanoseconds. It doubles with each nap, because a thread that naps again has
+    /// woken for nothing, and is halved when the thread takes over.
     length: u64,
     /// The thread has taken over.
     works: bool,
@@ -110,7 +110,7 @@ impl Naps {
         Self { length: NAP.0, works: true }
     }
 
-    /// How long to nap in nanoseconds; `None`: no program looks, so the thread has to.
+    /// How long to nap in nanoseconds; `None` if no program does looks, so that the thread has to.
     pub(super) fn next(&mut self, last: u64, now: u64) -> Option<u64> {
         if now.saturating_sub(last) >= GONE {
             if !std::mem::replace(&mut self.works, true) {

@@ -17,7 +17,7 @@ use super::worker::{Whose, Worker};
 use super::{Shared, clock, lock};
 use crate::signals;
 
-/// As many files as most devices sleep on: the waker's, and those of a wire.
+/// The number of files that most devices sleep on: the waker's, and those of a wire.
 const DEVICES_FILES: usize = 6;
 
 /// How often the thread yields while a command waits for a lock, before it takes the lock itself.
@@ -32,11 +32,11 @@ pub(super) fn spawn(name: &str, shared: Arc<Shared>) -> io::Result<OsThread> {
 }
 
 /// Runs the thread. A panic, which is a bug, reports a fatal error of the device, so that the
-/// program does not wait for ever.
+/// program does not wait forever.
 fn main(shared: &Shared) {
     signals::note_all_blocked();
-    // So that sleeps of microseconds end on time. By default, or if this fails, they end up to
-    // 50 us late.
+    // Makes sleeps of microseconds end on time. By default, or if this fails, they end up to 50 us
+    // late.
     let _ = nix::sys::prctl::set_timerslack(1);
     if catch_unwind(AssertUnwindSafe(|| run(shared))).is_err() {
         shared.fail();
@@ -45,8 +45,8 @@ fn main(shared: &Shared) {
 
 fn run(shared: &Shared) {
     let mut naps = Naps::new();
-    // Whether this thread looks again itself, because no program may: it has sent packets without
-    // waking their receivers, or has not looked at all doorbells.
+    // Whether this thread must do another look: it has sent packets without waking their receivers,
+    // or has not checked all doorbells.
     let mut looks_again = false;
     while !shared.stop.load(Ordering::Acquire) {
         let last = shared.standby.last();
@@ -59,11 +59,11 @@ fn run(shared: &Shared) {
         yield_to_commands(shared);
         let mut worker = match shared.worker.try_lock() {
             Ok(worker) => worker,
-            // A program's thread does a look, and wakes the receivers.
+            // A program's thread is doing a look, and wakes the receivers.
             Err(TryLockError::WouldBlock) => {
                 looks_again = false;
-                // Not `note`: that thread may be one that waits, and `note` would make it believe
-                // that another thread polls.
+                // Not `note`: that thread may be waiting for a file, and would take the note for
+                // another thread's poll.
                 shared.standby.note_wait(now);
                 continue;
             }
@@ -92,7 +92,7 @@ fn yield_to_commands(shared: &Shared) {
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slept {
-    /// There was something to do first.
+    /// There was work to do first.
     Not,
     /// It ended, and these files are readable.
     Until(Readable),
@@ -108,7 +108,7 @@ impl Slept {
 }
 
 impl Worker {
-    /// Looks once, and sleeps if it is time to. Returns whether to let other threads run now.
+    /// Does a look, and sleeps if it is time to. Returns whether to let other threads run now.
     fn turn(&mut self, shared: &Shared) -> bool {
         let now = clock::now();
         match self.pacing.plan(now, shared.scheduler.is_oversubscribed(now)) {
@@ -118,12 +118,12 @@ impl Worker {
                 let _ = self.look_and_sleep(shared, now, whose, &[], Pacing::timeout);
                 false
             }
-            // Also after work: the program that waits for it may need this core.
+            // Yields even after work, because the program that waits for it may need this core.
             Pause::Yield => !self.look(shared, now, Whose::Own(Pause::Yield)).more,
         }
     }
 
-    /// Looks once. If there was nothing to do, sleeps until there is, or until one of `files` is
+    /// Does a look. If there was nothing to do, sleeps until there is, or until one of `files` is
     /// readable.
     ///
     /// A thread that waits for a file ([`Whose::Waiting`]) also sleeps if there was work, unless
@@ -149,8 +149,8 @@ impl Worker {
         };
         let ready = slept.as_ref().ok().and_then(Slept::ready);
         shared.waker.end_sleep(ready.is_some_and(|ready| ready.waker));
-        // Woken by a thread that begins to wait, the next look finds what that thread has rung, and
-        // is the first work if there is any.
+        // After a wake-up by a thread that begins to wait, only the next look finds the doorbells
+        // that it rang. So this is not counted as work.
         if ready.is_some_and(|ready| ready.wire) {
             self.pacing.woken(now);
         }
@@ -165,8 +165,8 @@ impl Worker {
         timeout: Option<u64>,
     ) -> nix::Result<Slept> {
         let wire = lock(&shared.wire);
-        // A command or the end may have come after the last check, but before the waker was
-        // prepared.
+        // A command or the stop request may have come after the last check, but before the waker
+        // was prepared.
         if shared.is_wanted() {
             return Ok(Slept::Not);
         }

@@ -1,14 +1,14 @@
-//! Doorbells: memory that the program writes and the device looks at.
+//! Doorbells: memory that the program writes and the device polls.
 //!
 //! A UAR page of a ConnectX is MMIO; here it is shared memory. The program's stores stay in it
 //! until the device swaps the first 8 bytes of each doorbell with zero. A word that was not zero
 //! names the queue that rang last. Queues that share a register may have overwritten each other's
-//! words. So the page's other queues are looked at, too, a bounded number at each look.
+//! words, so each look also checks a bounded number of the page's other queues.
 //!
 //! Programs write the halves of a register in turn. So if just one half was written since the last
-//! look, there was one ring, and no other queue has to be looked at. A program that always writes
-//! the same half is recognized when it writes that half twice running. In case a program follows
-//! neither rule, all queues of the page are looked at before the device sleeps.
+//! look, there was one doorbell, and no other queue has to be checked. A program that always writes
+//! the same half is recognized when it writes that half twice in a row. For programs that follow
+//! neither rule, all queues of the page are checked before the device sleeps.
 
 mod page;
 mod region;
@@ -19,25 +19,25 @@ pub use page::Doorbell;
 use page::Page;
 pub use region::{UAR_PAGE_SIZE, UarPage, UarRegion};
 
-/// Most pages in one look: of those with recent doorbells, and of the others.
+/// Most pages that one look checks: of those with recent doorbells, and of the others.
 const PAGES: (usize, usize) = (64, 24);
 
-/// Most pages without recent doorbells in one look before a sleep, unless more pages rang lately: 3
-/// to 9 us, as a page takes 10 to 35 ns.
+/// Most pages without recent doorbells that one look checks before a sleep, unless more pages had
+/// recent doorbells. This takes 3 to 9 us, because a page takes 10 to 35 ns.
 const PORTION: usize = 256;
 
 /// The pages with queues, and the queues that ring in each.
 ///
-/// A look at a page whose lines are not in the cache costs as much as handling a small packet. All
-/// pages have their words at the same offsets, so few of these lines stay in the cache. So not all
-/// words are looked at each time:
+/// Checking a page whose lines are not in the cache costs as much as handling a small packet. All
+/// pages have their words at the same offsets, so few of these lines stay in the cache. So a look
+/// does not check all words:
 /// - pages that rang lately are looked at each time, or in turn if they are very many, and a number
 ///   of the others in turn;
 /// - of a page's words, those of the register that rang last are looked at each time, and the
 ///   others in turn.
 ///
-/// Before the device sleeps, it looks at all words. Each look takes a portion of the cool pages, so
-/// that what arrives meanwhile does not wait for thousands of idle pages.
+/// Before the device sleeps, it checks all words. Each look checks a portion of the cool pages, so
+/// that new work need not wait for thousands of idle pages.
 #[derive(Debug, Default)]
 pub struct Uars {
     /// The warm pages, which rang lately, come first; then the cool ones.
@@ -46,16 +46,16 @@ pub struct Uars {
     places: HashMap<(usize, usize), usize>,
     /// How many pages are warm.
     warm: usize,
-    /// The next look at the warm pages begins before this index, and goes downwards.
+    /// The next check of the warm pages starts below this index and goes downwards.
     warm_turn: usize,
-    /// Which of the cool pages is the first of the next look at them.
+    /// The cool page at which the next check of them starts.
     turn: usize,
-    /// How many cool pages have to be looked at before the device sleeps: those from `cursor` on,
-    /// cyclically. `None`: all.
+    /// How many cool pages have to be checked before the device sleeps: those from `cursor` on,
+    /// cyclically. `None` means all.
     unseen: Option<usize>,
     /// Index of the next page to look at before the device sleeps.
     cursor: usize,
-    /// Pages whose queues have to be looked at soon.
+    /// Number of pages whose queues have to be checked soon.
     unswept: usize,
     /// How many pages were looked at.
     #[cfg(test)]
@@ -63,7 +63,7 @@ pub struct Uars {
 }
 
 impl Uars {
-    /// The program rings this doorbell in this page from now on.
+    /// Adds a doorbell that the program rings in this page from now on.
     pub fn attach(&mut self, uar: &UarPage, doorbell: Doorbell) {
         self.change(uar, |page| page.attach(doorbell));
     }
@@ -73,7 +73,7 @@ impl Uars {
         self.change(uar, |page| page.detach(doorbell));
     }
 
-    /// Changes the queues of a page, which is known as long as it has any.
+    /// Changes the queues of a page. A page is kept as long as it has queues.
     fn change(&mut self, uar: &UarPage, change: impl FnOnce(&mut Page)) {
         let at = *self.places.entry(uar.key()).or_insert_with(|| {
             self.pages.push(Page::new(uar.clone()));
@@ -116,16 +116,16 @@ impl Uars {
         self.pages.is_empty()
     }
 
-    /// Looks once at the pages that rang lately, and at some others. If the device is about to
-    /// sleep (`sleeps`), it reads all words of each page, and the others are the next portion of
-    /// all. Returns whether a page has to be looked at again soon.
+    /// Checks the pages that rang recently, and some others. If the device is about to sleep
+    /// (`sleeps`), it reads all words of each page, and the others are the next portion of all
+    /// pages. Returns whether a page has to be checked again soon.
     pub(super) fn look(&mut self, sleeps: bool, mut ring: impl FnMut(Doorbell)) -> bool {
         let warm = self.warm;
         if sleeps {
             self.look_at_portion(&mut ring);
         } else {
-            // This look reads few words of a page, and pages may change places. So what was seen
-            // for a sleep does not count any more.
+            // This look reads only few words of a page, and pages may change places. So the sweep
+            // before a sleep has to start again.
             self.unseen = None;
             self.look_at_cool(&mut ring);
         }
@@ -138,8 +138,8 @@ impl Uars {
         self.unseen.is_some()
     }
 
-    /// A thread begins to wait, which may have rung anywhere: all pages have to be looked at before
-    /// it sleeps.
+    /// Called when a thread that may have rung any doorbell begins to wait: all pages have to be
+    /// checked before it sleeps.
     pub(super) fn sweep_anew(&mut self) {
         self.unseen = None;
     }
@@ -159,8 +159,8 @@ impl Uars {
     }
 
     /// Looks at the next cool pages of those that have to be looked at before the device sleeps.
-    /// The warm pages are looked at with each portion. It has at least as many cool pages, so the
-    /// warm ones at most double the work.
+    /// The warm pages are looked at with each portion. A portion has at least as many cool pages,
+    /// so the warm ones at most double the work.
     fn look_at_portion(&mut self, ring: &mut impl FnMut(Doorbell)) {
         let unseen = self.unseen.unwrap_or(self.pages.len() - self.warm);
         let portion = unseen.min(PORTION.max(self.warm));

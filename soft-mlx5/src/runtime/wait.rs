@@ -1,9 +1,9 @@
 //! The device's work in a program's thread that sleeps until a file is readable.
 //!
-//! A program that sleeps on a completion channel would be woken by the device's thread, which a
-//! packet has woken: two switches of threads for a message, and one more to have its doorbell
-//! noticed. Here the program's thread is the device's while it waits: it looks as the device's own
-//! thread would, sleeps on the device's files and its own, and so is the one that a packet wakes.
+//! If a program slept on a completion channel, a packet would wake the device's thread, which would
+//! then wake the program: two context switches for a message, and one more until the program's
+//! doorbell is noticed. Here the program's thread does the device's work while it waits: it does
+//! looks and sleeps on the device's files and its own, so a packet wakes it directly.
 
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,12 +18,11 @@ use super::thread::Slept;
 use super::worker::{Whose, Worker};
 use super::{Runtime, Shared, clock};
 
-/// Shortest sleep in nanoseconds between two looks at the doorbells. This thread rings none
-/// meanwhile. Doorbells of other threads may wait as long as they may after a polling program's
-/// look.
+/// Shortest sleep in nanoseconds between two looks at the doorbells. While this thread sleeps it
+/// rings no doorbells, and those of other threads may wait this long.
 const SHORTEST: u64 = 250_000;
 
-/// How long this thread leaves the device to another thread that works for it, in nanoseconds: at
+/// How long this thread leaves the device to another thread that does its work, in nanoseconds: at
 /// first, and at most.
 const APART: (u64, u64) = (100_000, 8_000_000);
 
@@ -32,8 +31,8 @@ const APART: (u64, u64) = (100_000, 8_000_000);
 const SLEEPS: u64 = 8_000_000;
 
 /// How long the device's own thread stands by while this thread sleeps with this timeout. Sleeps
-/// end late, by some 50 us or more: without a reserve that thread would take over each time, and
-/// this one would wake it to get the device back.
+/// end late, by about 50 us or more: without a reserve the device's thread would take over each
+/// time, and this thread would have to wake it to get the device back.
 fn apart_for(timeout: Option<u64>) -> u64 {
     timeout.map_or(SLEEPS, |timeout| timeout + (timeout / 4).min(500_000))
 }
@@ -49,7 +48,7 @@ pub(super) struct Readable {
     pub(super) wire: bool,
 }
 
-/// Which of `fds` are readable after `timeout` nanoseconds at most (`None`: for ever). The first
+/// Which of `fds` are readable after at most `timeout` nanoseconds (`None`: no limit). The first
 /// `own` are the caller's; the waker's and the wire's may follow.
 pub(super) fn readable(
     fds: &[BorrowedFd<'_>],
@@ -70,32 +69,33 @@ pub(super) fn readable(
     })
 }
 
-/// What a thread waits for, and is handed if its own look raises it.
+/// An event for which a thread waits, and which it takes directly if its own look raises it.
 pub(crate) trait Expected {
     /// The calling thread is about to look.
     fn expect(&self);
 
-    /// It has looked. Whether the thread was handed something.
+    /// The look has ended. Returns whether there is an event for the thread to take.
     fn has_come(&self) -> bool;
 }
 
 /// A wait for one of the caller's files.
 struct Wait<'a> {
     files: &'a [BorrowedFd<'a>],
-    /// What may be handed over instead of making the first file readable.
+    /// The event that may be passed directly, without making the first file readable.
     expected: Option<&'a dyn Expected>,
     /// When to give up.
     until: Option<u64>,
     /// How long to leave the device to another thread that works for it, in nanoseconds.
     apart: u64,
-    /// How much the device had done when the files were last polled, see
-    /// [`Work`](super::idle::Work). `None`: they never were.
+    /// The device's work counter when the files were last polled (see [`Work`](super::idle::Work)).
+    /// `None` if they never were.
     done: Option<u64>,
 }
 
 impl Runtime {
-    /// `poll(2)` for reading: waits until one of `files` is readable, `timeout` at most; the index
-    /// of the first one that is. The caller's thread does the device's work meanwhile.
+    /// `poll(2)` for reading: waits until one of `files` is readable, for at most `timeout`, and
+    /// returns the index of the first readable one. The calling thread does the device's work
+    /// meanwhile.
     ///
     /// # Errors
     /// As `poll(2)`: EINTR by a signal.
@@ -107,8 +107,8 @@ impl Runtime {
         self.wait(None, files, timeout)
     }
 
-    /// As [`wait_readable`](Self::wait_readable). Also `Some(0)` once something has come that is
-    /// `expected`.
+    /// As [`wait_readable`](Self::wait_readable). Also returns `Some(0)` once the `expected` event
+    /// has come.
     pub(crate) fn wait_for(
         &self,
         expected: &dyn Expected,
@@ -178,10 +178,11 @@ impl Wait<'_> {
             Ok(worker) => worker,
             Err(TryLockError::Poisoned(_)) => return self.without_device(None),
             Err(TryLockError::WouldBlock) => {
-                // The thread that has it may be asleep. It is woken to see what this thread rang;
-                // if it is the device's own thread, it then leaves the device to this one.
+                // The thread that has the worker may be asleep. It is woken to see the doorbells
+                // that this thread rang. If it is the device's own thread, it then leaves the
+                // device to this thread.
                 shared.standby.note_wait(now.saturating_add(apart_for(Some(self.apart))));
-                // Later, this thread would only wake another one that waits as long as itself.
+                // Later, this thread would only wake another waiting thread like itself.
                 if self.apart < APART.1 {
                     shared.sweep_anew();
                 }
@@ -234,7 +235,7 @@ impl Wait<'_> {
         worker.look_and_sleep(shared, now, Whose::Waiting, self.files, |pacing, now, deadline| {
             let look = pacing.timeout_above(SHORTEST, now, deadline);
             let timeout = look.into_iter().chain(left).min();
-            // The device's own thread keeps out of the way meanwhile.
+            // The device's own thread stands by meanwhile.
             shared.standby.note_wait(now.saturating_add(apart_for(timeout)));
             timeout
         })

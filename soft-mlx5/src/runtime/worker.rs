@@ -1,5 +1,5 @@
 //! A look: one pass of the device over the wire, the doorbells and the clock. The device's thread
-//! does looks, and programs do in their calls.
+//! does looks, and so do programs in their calls.
 
 use std::mem;
 
@@ -10,24 +10,24 @@ use crate::packet::{Aeth, Operation, Packet, PacketPool, Syndrome};
 use crate::wire::{SOCKET_DATAGRAMS, Station, Wire};
 
 /// Most packets that the core sends or receives between two looks at doorbells, wire and waiting
-/// commands. The other side can begin with a long message once these have been sent. As many
-/// packets of the largest MTU fit into one UDP message that the kernel segments.
+/// commands. The receiver can begin to process a long message once these packets have been sent.
+/// With the largest MTU, 15 packets fit into one UDP message that the kernel segments.
 const BUDGET: u32 = 15;
 
 /// State from one look to the next.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) pacing: Pacing,
-    /// How much of what was done the pacing knows.
+    /// The work counter that `pacing` has taken into account.
     paced: u64,
     incoming: Vec<Packet>,
-    /// The last look woke no receivers of acknowledgements that it sent, or left these in the
-    /// outbox; the next one wakes them or sends these.
+    /// The last look sent acknowledgements without waking their receivers, or left them in the
+    /// outbox. The next look makes up for it.
     pub(super) left_asleep: bool,
-    /// Whether the wire's files may hold packets that no look has taken: the last sleep ended by
-    /// them, or no sleep follows a look.
+    /// Whether the wire's files may hold packets that no look has taken: they ended the last sleep,
+    /// or the thread does not sleep after its looks.
     files_ready: bool,
-    /// No look has come since the last sleep, at the end of which the files were polled.
+    /// There was no look since the last sleep, which ended by polling the files.
     was_asleep: bool,
     /// The last look left doorbells to the next one, although the thread was to sleep.
     pub(super) is_sweeping: bool,
@@ -70,7 +70,7 @@ impl Whose {
     }
 }
 
-/// Whether the packet is an ACK. A NAK must not wait: the peer sends again because of it.
+/// Whether the packet is an ACK. A NAK must not wait, because it makes the peer retransmit.
 fn is_acknowledgement(packet: &Packet) -> bool {
     packet.view().is_ok_and(|view| {
         let acknowledges = |aeth: &Aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. });
@@ -97,10 +97,10 @@ impl Worker {
         }
     }
 
-    /// Looks at everything once: first at the wire, then at the doorbells and the clock. So an
-    /// acknowledgement that has arrived is handled before its time-out, however late the look is.
+    /// Does one look: first at the wire, then at the doorbells and the clock. So an acknowledgement
+    /// that has arrived is handled before its time-out, even if the look is late.
     pub(super) fn look(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
-        // Earlier looks have received all that these processes sent.
+        // Earlier looks have received all packets of these processes.
         for station in self.receive(shared, now, whose) {
             shared.host.peer_ended(station);
         }
@@ -122,8 +122,8 @@ impl Worker {
         look
     }
 
-    /// Takes commands for work, whenever they came since the last call: a command may be followed
-    /// by a doorbell, which wakes no thread. `now` may be the time before a long sleep.
+    /// Counts commands since the last call as work, because a doorbell, which wakes no thread, may
+    /// follow a command. `now` may be the time before a long sleep.
     pub(super) fn pace_commands(&mut self, shared: &Shared, now: u64) {
         let done = shared.work.done();
         if self.paced != done {
@@ -132,8 +132,8 @@ impl Worker {
         }
     }
 
-    /// Sends the core's packets on the wire. If receivers `may_wait`, they are not woken now, or
-    /// the packets stay in the outbox where that saves more; the next look makes up for it.
+    /// Sends the core's packets. If receivers `may_wait`, they are not woken, or the packets stay
+    /// in the outbox if that saves more; the next look makes up for it.
     fn send(&mut self, shared: &Shared, now: u64, wire: &mut dyn Wire, may_wait: bool) {
         let was_left = mem::take(&mut self.left_asleep);
         let may_wait = may_wait && !was_left;
@@ -154,7 +154,7 @@ impl Worker {
 
     /// Takes the packets that have arrived. Returns the stations of processes that have ended.
     fn receive(&mut self, shared: &Shared, now: u64, whose: Whose) -> Vec<Station> {
-        // Not held over the step: a command that holds the core may want the wire as well.
+        // Released before the step, because a command that holds the core may also need the wire.
         let mut wire = lock(&shared.wire);
         let is_late = self.deadline.is_some_and(|at| now >= at);
         let is_polled = mem::take(&mut self.was_asleep) || whose.sleeps();
@@ -218,13 +218,13 @@ impl Worker {
     }
 
     /// Passes all other packets that have arrived to the core, because an answer is late. If this
-    /// thread did not run for a while, time-outs have passed although the peer has answered. The
-    /// answer may come after more packets than one look takes, also after datagrams that the wire
-    /// drops, or be in files that the look left out. What the device sent to itself waits in the
-    /// core.
+    /// thread did not run for a while, time-outs have expired although the peer has answered. The
+    /// answer may be behind more packets than one look takes (including datagrams that the wire
+    /// drops), or in files that the look skipped. Packets that the device sent to itself wait in
+    /// the core.
     ///
-    /// It stops after more datagrams than had arrived when it began. Without this limit, strangers
-    /// could keep a device from repeating anything.
+    /// It stops after more datagrams than had arrived when it began. Without this limit, a flood of
+    /// datagrams could keep a device from retransmitting.
     fn receive_rest(&mut self, shared: &Shared, core: &mut Core, now: u64) {
         core.work(now, Machine::CATCH_UP);
         let mut wire = lock(&shared.wire);
@@ -240,12 +240,12 @@ impl Worker {
     }
 }
 
-/// Receivers are left asleep only if the device's thread looks again within this many nanoseconds
-/// in case the program does not call again.
+/// Receivers are left asleep only if the device's thread does a look within this many nanoseconds,
+/// because the program may not call again.
 const SOON: u64 = 1_000_000;
 
-/// Most packets of a look that a program may be about to answer. After more of them, which a peer
-/// streams, the acknowledgement lets the peer go on.
+/// Most packets of a look that a program may be about to answer. More packets are a stream, whose
+/// sender waits for the acknowledgement.
 const FEW: usize = 4;
 
 /// Whether waking sleeping receivers may be left to the next look, because only acknowledgements

@@ -1,4 +1,4 @@
-//! Faults in words: `SEED[,NAME=VALUE]…`.
+//! Parses faults: `SEED[,NAME=VALUE]…`.
 //!
 //! `drop`, `duplicate`, `corrupt`, `reorder` and `delay` are percentages of packets;
 //! `ioctl=N:ERRNO` fails the Nth ioctl; `port=MS` takes the port down after MS milliseconds and
@@ -17,10 +17,10 @@ use crate::runtime::os_thread::OsThread;
 /// Shortest and longest delay of late packets, in nanoseconds.
 const DELAYS: (u64, u64) = (10_000, 1_000_000);
 
-/// A percentage of packets in parts per million.
+/// Parts per million in one percent.
 const PERCENT: f64 = 10_000.0;
 
-/// What messages say about the form.
+/// The format, for error messages.
 pub(super) const FORM: &str = "a number as the seed, then any of drop, duplicate, corrupt, reorder \
                                and delay with a percentage, ioctl=N:ERRNO, port=MS, remove=MS \
                                (7,drop=2.5,ioctl=12:ENOMEM); ERRNO is EINTR, EAGAIN, ENOMEM, EIO \
@@ -53,7 +53,7 @@ impl Faults {
     /// Starts the timed events of a device, which the program opens for the first time.
     ///
     /// # Errors
-    /// `EAGAIN` if no thread can be made.
+    /// `EAGAIN` if no thread can be created.
     pub fn begin(&self, device: &SoftDevice) -> std::io::Result<()> {
         if self.later.is_empty() {
             return Ok(());
@@ -67,7 +67,7 @@ impl Faults {
 fn raise(device: &SoftDevice, (wait, event): &(Duration, Later)) {
     std::thread::sleep(*wait);
     let port = EventObject::Port(1);
-    // Fails in a forked child only, which has no such thread.
+    // This fails only in a forked child, which has no such thread.
     let _ = match event {
         Later::PortDown => device.raise(AsyncKind::PortError, port),
         Later::PortUp => device.raise(AsyncKind::PortActive, port),

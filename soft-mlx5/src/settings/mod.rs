@@ -1,5 +1,5 @@
-//! How the software devices of a program are made: settings in environment variables, for libraries
-//! that a program loads without knowing.
+//! Settings of a program's software devices in environment variables, for libraries that a program
+//! loads without knowing.
 
 mod faults;
 mod recording;
@@ -18,13 +18,13 @@ pub use recording::{RECORDED, TRACED, is_first, open_output, say_incomplete};
 /// A family of variables.
 #[derive(Debug, Clone, Copy)]
 pub struct Variables {
-    /// What their names begin with.
+    /// The prefix of their names.
     pub prefix: &'static str,
-    /// What messages call a variable, from its name without the prefix.
+    /// Maps a name without the prefix to the name in error messages.
     pub shown: fn(&str) -> String,
 }
 
-/// What the names of variables end with, and which values each takes.
+/// The names without the prefix, and the values of each.
 const NAMES: [(&str, &str); 8] = [
     ("DEVICES", "a number from 1 to 32"),
     ("LINK", "roce or ib"),
@@ -39,7 +39,7 @@ const NAMES: [(&str, &str); 8] = [
 /// Most nodes that one process may have.
 const MAX_DEVICES: u32 = 32;
 
-/// The devices to make.
+/// The devices to create.
 #[derive(Debug)]
 pub struct Settings {
     /// How many devices there are.
@@ -48,20 +48,21 @@ pub struct Settings {
     pub is_infiniband: bool,
     model: Model,
     kernel: Kernel,
-    /// The devices' addresses as a list. Further devices have the addresses that follow the last.
+    /// The devices' addresses, separated by commas. If there are more devices, their addresses
+    /// follow the last one.
     pub addresses: Option<String>,
     carrier: Carrier,
-    /// What goes wrong.
+    /// The faults to inject.
     pub faults: Option<Faults>,
     pcap: Option<PathBuf>,
     token: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Reads the variables; what is not set has its default.
+    /// Reads the variables. Unset variables have their defaults.
     ///
     /// # Errors
-    /// Names a variable whose value is not understood.
+    /// A text that names the variable whose value is not understood.
     pub fn from_environment(variables: Variables) -> Result<Self, String> {
         let devices = variables.choice("DEVICES", "1", |text| {
             text.parse().ok().filter(|count| (1..=MAX_DEVICES).contains(count))
@@ -103,8 +104,8 @@ impl Settings {
         Ok(Self { devices, is_infiniband, model, kernel, addresses, carrier, faults, pcap, token })
     }
 
-    /// The devices of all processes with the same token, a file, make one run. The first of them
-    /// that records takes it away, and replaces an older recording.
+    /// All processes with the same token (a file) belong to one run. The first device of a run that
+    /// records takes the token, and replaces an older recording.
     pub fn of_run(self, token: Option<PathBuf>) -> Self {
         Self { token, ..self }
     }
@@ -113,7 +114,7 @@ impl Settings {
     /// place on the network.
     ///
     /// # Errors
-    /// The reason why it cannot be made, have the address, or record.
+    /// The reason why the device cannot be created, have the address, or record.
     pub fn build(&self, name: &str, index: u32, guid: Option<[u8; 8]>) -> io::Result<SoftDevice> {
         let builder = SoftDevice::builder(name).index(index).model(self.model).kernel(self.kernel);
         let builder = if self.is_infiniband { builder.infiniband() } else { builder };
@@ -130,14 +131,14 @@ impl Settings {
 }
 
 impl Variables {
-    /// Those that users set for programs of the `uverbs` crate and of the drop-in library.
+    /// The variables for programs of the `uverbs` crate and of the drop-in library.
     pub const OF_PROGRAMS: Self =
         Self { prefix: "UVERBS_SOFT_", shown: |rest| format!("UVERBS_SOFT_{rest}") };
 
-    /// Looks for misspelled names, which would have no effect.
+    /// Checks for misspelled names, which would have no effect.
     ///
     /// # Errors
-    /// Names a variable with the prefix that is not a setting.
+    /// A text that names a variable with the prefix that is not a setting.
     pub fn all_known(self) -> Result<(), String> {
         let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let is_unknown = |rest: &str| NAMES.iter().all(|(known, _)| *known != rest);
@@ -152,7 +153,7 @@ impl Variables {
         format!("{}{rest}", self.prefix)
     }
 
-    /// A value; `None` also if it is empty.
+    /// The value; `None` if it is not set or empty.
     fn value(self, rest: &str) -> Option<OsString> {
         env::var_os(self.name(rest)).filter(|value| !value.is_empty())
     }

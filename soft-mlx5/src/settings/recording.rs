@@ -1,4 +1,4 @@
-//! The files that users name for what a run writes: recordings and traces.
+//! The output files of a run: recordings and traces.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -11,8 +11,8 @@ use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
 
 use crate::signals::without_signals;
 
-/// Opens a file for writing: through links, to whatever is there. A FIFO without a reader is
-/// refused, because the program would wait for one.
+/// Opens a file for writing, through links, and of any type. A FIFO without a reader is refused,
+/// because the program would wait for one.
 ///
 /// # Errors
 /// Those of the file system.
@@ -26,14 +26,14 @@ pub fn open_output(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
             _ => error,
         }
     })?;
-    // A write waits for a slow reader.
+    // Writes wait for a slow reader.
     let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
     fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
     Ok(file)
 }
 
-/// Says on standard error that a file lacks what was to be written to it. It takes no lock, because
-/// a forked child may inherit one that no thread releases.
+/// Reports on standard error that a file is incomplete. Takes no lock, because a forked child may
+/// inherit a lock that no thread releases.
 pub fn say_incomplete(what: &str, path: &Path, error: &io::Error) {
     let text = format!("uverbs: the {what} {} is incomplete: {error}\n", path.display());
     // If this fails, there is no other place for the message.
@@ -45,9 +45,9 @@ pub const RECORDED: &str = "recorded";
 /// The name of a run's token for traces: the first process to trace takes it.
 pub const TRACED: &str = "traced";
 
-/// Takes a run's token, a file that is there until the first device or process takes it. Returns
-/// false if one has, or if the directory is gone because the run is over. A directory that was made
-/// anew has no token.
+/// Takes a run's token, a file that exists until the first device or process takes it. Returns
+/// false if it was taken, or if its directory is gone because the run is over. A directory that was
+/// created again has no token.
 #[must_use]
 pub fn is_first(token: &Path) -> bool {
     fs::rename(token, taken(token)).is_ok()
@@ -57,7 +57,7 @@ fn taken(token: &Path) -> PathBuf {
     token.with_extension("taken")
 }
 
-/// A run's token. It is given back when this is dropped, unless it is kept.
+/// A run's token. Dropping this value gives the token back, unless it is kept.
 #[derive(Debug)]
 struct Taken {
     token: PathBuf,
@@ -86,8 +86,8 @@ fn lock(held: &Held) -> MutexGuard<'_, Option<Vec<u8>>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A recording that has not begun. Until its device exists, the file keeps what is in it, and a
-/// program that finds no device and looks again gets the same file.
+/// A recording that has not begun. Until its device exists, the file keeps its contents, and if
+/// creating the device fails and is tried again, the same file is used.
 #[derive(Debug)]
 pub(super) struct Start {
     file: Arc<File>,
@@ -96,7 +96,7 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Replaces what is in the file.
+    /// Starts the recording, which replaces the file's contents.
     pub(super) fn begin(mut self) -> io::Result<()> {
         let mut held = lock(&self.held);
         if self.file.metadata()?.is_file() {
@@ -110,7 +110,7 @@ impl Start {
     }
 }
 
-/// The recording of one device. Says so if it cannot be written to its end.
+/// The recording of one device. Reports an error if it becomes incomplete.
 #[derive(Debug)]
 pub(super) struct Recording {
     path: PathBuf,
@@ -151,7 +151,8 @@ impl Recording {
     fn open_first(path: &Path, mut taken: Taken) -> io::Result<Option<(Self, Start)>> {
         let file = create(path)?;
         let Some(lock) = Lock::of(&file)? else {
-            // Another run's. What it has recorded when it ends is not to be replaced either.
+            // Another run records to this file. Its recording must not be replaced later either, so
+            // the token is not given back.
             taken.is_kept = true;
             return Ok(None);
         };
@@ -159,7 +160,7 @@ impl Recording {
     }
 
     fn open_free(path: &Path) -> io::Result<Option<(Self, Start)>> {
-        // Looked at before it is opened, because the user may not be allowed to write to it.
+        // Checked before it is opened, because the user may not be allowed to write to it.
         if fs::metadata(path).is_ok_and(|data| holds_data(&data)) {
             return Ok(None);
         }
@@ -219,7 +220,7 @@ fn create(path: &Path) -> io::Result<File> {
     open_output(OpenOptions::new().write(true).create(true), path)
 }
 
-/// The lock of a recording; `None` in it where the file system has no locks.
+/// The lock of a recording; `None` inside if the file system has no locks.
 struct Lock(Option<Flock<File>>);
 
 impl Lock {
@@ -228,7 +229,7 @@ impl Lock {
         Ok(match Flock::lock(file.try_clone()?, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Some(Self(Some(lock))),
             Err((_, Errno::EWOULDBLOCK)) => None,
-            // As some network file systems answer.
+            // Some network file systems have no locks.
             Err(_) => Some(Self(None)),
         })
     }

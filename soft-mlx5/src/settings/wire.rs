@@ -26,7 +26,7 @@ pub(super) fn connect(settings: &Settings, index: u32) -> io::Result<(Connected,
         start = Some(begins);
     }
     if let Some(faults) = &settings.faults {
-        // Each device has faults of its own.
+        // Each device gets a different seed.
         let mut plan = faults.plan.clone();
         plan.seed = plan.seed.wrapping_add(u64::from(index));
         wire = Box::new(Faulty::new(wire, plan));
@@ -61,7 +61,7 @@ pub(super) fn begin(start: Start) -> io::Result<()> {
     start.begin().map_err(|error| explained(&error, "cannot record".into()))
 }
 
-/// The same error, with what failed in front.
+/// The same error, prefixed with the operation that failed.
 fn explained(error: &io::Error, what: String) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }

@@ -1,9 +1,9 @@
-//! Sleeps of a program's thread that does the device's work meanwhile, and that a signal ends.
+//! Interruptible sleeps of a program's thread that does the device's work.
 //!
 //! The thread holds the device's locks while it sleeps. Signals are blocked until it has released
 //! them, because a handler may call exit(3), which takes these locks. A signal still ends the sleep
-//! (signalfd(2)). The program's call then fails with EINTR where read(2), in which the function of
-//! libibverbs sleeps, would: if the signal has a handler without SA_RESTART.
+//! (signalfd(2)). The program's call then fails with EINTR if the signal has a handler without
+//! SA_RESTART, like the read(2) in which libibverbs would sleep.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -17,25 +17,25 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::SignalsBlocked;
 
-/// How long one sleep takes at most. A thread can be cancelled (`pthread_cancel(3)`) between two.
+/// The longest single sleep. A thread can be cancelled (`pthread_cancel(3)`) between two sleeps.
 pub const LONGEST: Duration = Duration::from_millis(100);
 
 /// How a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slept<T> {
-    /// There was this.
+    /// The sleep ended with this result.
     Until(T),
     /// A signal has arrived whose handler ends a read(2).
     Interrupted,
     /// Neither: the thread sleeps again.
     Again,
-    /// It failed. The program's call waits in the kernel, which says what is wrong.
+    /// It failed. The program's call then waits in the kernel, which reports the error.
     Failed,
 }
 
-/// Sleeps once, with the signals blocked: `wait` is given a file that is readable once one arrives.
-/// It waits for that file and the program's, and returns what came by the latter. Handlers of
-/// signals run at the end.
+/// Sleeps once, with the signals blocked. `wait` gets a file that becomes readable when a signal
+/// arrives. It waits for that file and the program's files, and returns the result of the latter.
+/// Signal handlers run at the end.
 pub fn sleep<T>(wait: impl FnOnce(BorrowedFd<'_>) -> nix::Result<Option<T>>) -> Slept<T> {
     let Ok(signals) = SignalsBlocked::new() else { return Slept::Failed };
     let Ok(arrivals) = Arrivals::of_thread(&signals) else { return Slept::Failed };
@@ -49,8 +49,8 @@ pub fn sleep<T>(wait: impl FnOnce(BorrowedFd<'_>) -> nix::Result<Option<T>>) -> 
 }
 
 thread_local! {
-    /// What the thread's last sleep used. The next one needs the same, unless the program has
-    /// changed the signals that it blocks.
+    /// The signalfd of the thread's last sleep. The next sleep can use it, unless the program has
+    /// changed its signal mask.
     static LAST: Cell<Option<Arrivals>> = const { Cell::new(None) };
 }
 
@@ -80,7 +80,7 @@ impl Arrivals {
         Ok(Self { before: *signals.before(), set, file })
     }
 
-    /// How a sleep ended that nothing came to.
+    /// How a sleep without an event ended.
     fn without_event<T>(self, error: Option<Errno>) -> Slept<T> {
         let is_interrupted = self.interrupt();
         self.keep_if_ours();
@@ -103,12 +103,13 @@ impl Arrivals {
 
     /// Keeps the file for the thread's next sleep.
     fn keep(self) {
-        // Nothing is kept while the thread ends.
+        // While the thread ends, nothing can be kept.
         let _ = LAST.try_with(|last| last.set(Some(self)));
     }
 
-    /// Keeps the file unless the program has closed it. A sleep that an event ends does not check:
-    /// if the descriptor is another file, no signal wakes one of the next sleeps, which ends here.
+    /// Keeps the file unless the program has closed it. A sleep that an event ends does not check
+    /// this: if the descriptor is another file, a later sleep is not woken by signals, and is
+    /// checked here when it ends.
     fn keep_if_ours(mut self) {
         if self.is_ours() {
             self.keep();

@@ -63,7 +63,7 @@ struct Node {
 }
 
 impl World {
-    /// An empty world. Everything random follows from `seed`, except what programs do.
+    /// An empty world. All randomness follows from `seed`, except that of programs.
     pub fn new(seed: u64) -> Self {
         let (nodes, switch, trace) = Default::default();
         Self { nodes, switch, prng: Prng::new(seed), now: 0, trace }
@@ -110,7 +110,7 @@ impl World {
         &mut self.nodes[node].core
     }
 
-    /// Where a device is on the network.
+    /// A device's station on the network.
     ///
     /// # Panics
     /// If there is no such device.
@@ -158,7 +158,7 @@ impl World {
             if self.step() {
                 continue;
             }
-            // Every node runs, also after one that had work.
+            // Every node runs, even after one that had work.
             let busy = (0..self.nodes.len()).filter(|node| self.run(*node)).count();
             if busy == 0 {
                 match self.next_deadline() {

@@ -74,7 +74,7 @@ pub(super) struct Datagram<'a> {
 /// Bytes of the longest packet with its CRC.
 const LONGEST: usize = MAX_PACKET + ICRC_LEN;
 
-/// The buffers of `recvmmsg`, whose headers are linked once, and the datagrams of the last call
+/// The buffers of `recvmmsg`, with headers that are linked once, and the datagrams of the last call
 /// that were not taken yet.
 pub(super) struct Receiver {
     headers: Box<[libc::mmsghdr]>,
@@ -148,7 +148,7 @@ impl Receiver {
         self.next == self.used
     }
 
-    /// Receives the messages that are there, without waiting. Datagrams not taken yet are lost.
+    /// Receives waiting messages, without blocking. Datagrams not taken yet are lost.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>) {
         #[cfg(test)]
         {
@@ -404,7 +404,7 @@ fn describe(message: &libc::mmsghdr, name: &Name, size: usize) -> Arrived {
 }
 
 /// Lets the kernel join datagrams of one sender on this socket, if it can (Linux 5.0). Otherwise
-/// each datagram is a message of its own.
+/// each datagram is a separate message.
 pub(super) fn join_datagrams(socket: BorrowedFd<'_>) {
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
 }

@@ -58,8 +58,8 @@ pub trait Wire: Send {
     fn send(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool);
 
     /// As [`Wire::send`], except that a sleeping receiver may be woken only by the next `send` or
-    /// [`Wire::wake_receivers`]. When this returns, the packets do not depend on this process any
-    /// more, but for those that [`Wire::waiting`] counts: they arrive even if it ends at once.
+    /// [`Wire::wake_receivers`]. When this returns, the packets no longer depend on this process,
+    /// except those that [`Wire::waiting`] counts: they arrive even if the process ends at once.
     fn send_quietly(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         self.send(now, packets, pool);
     }
@@ -67,8 +67,8 @@ pub trait Wire: Send {
     /// Wakes the receivers that [`Wire::send_quietly`] left asleep.
     fn wake_receivers(&mut self) {}
 
-    /// Whether packets of one [`Wire::send`] cost the sender and the receiver less than those of
-    /// two. An acknowledgement then waits for what the program sends next.
+    /// Whether sending packets by one [`Wire::send`] is cheaper for sender and receiver than by
+    /// two. If so, an acknowledgement waits for the program's next message.
     fn joins_packets(&self) -> bool {
         false
     }
@@ -79,12 +79,12 @@ pub trait Wire: Send {
     }
 
     /// Appends received packets, up to [`RECEIVE_BATCH`] of each source, without waiting. Returns
-    /// how many it read, those that it dropped included: at 0 nothing is waiting, except in files
-    /// that it skipped.
+    /// how many it read, including those that it dropped. If that is 0, no packets are waiting,
+    /// except in files that it skipped.
     fn receive(&mut self, now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize;
 
     /// The stations of other processes that have ended since the last call, for example because
-    /// they were killed. All packets that they sent have been received before.
+    /// they were killed. All their packets have been received.
     fn take_ended(&mut self, _now: u64) -> Vec<Station> {
         Vec::new()
     }
@@ -98,9 +98,9 @@ pub trait Wire: Send {
     /// next [`Wire::receive`]. Wires without one wake the device through its [`Waker`].
     fn poll_fds<'a>(&'a self, _fds: &mut Vec<BorrowedFd<'a>>) {}
 
-    /// Lets the next [`Wire::receive`] skip the files of [`Wire::poll_fds`], because the caller
-    /// has polled them since the last one, or polls them soon after. A wire still reads them every
-    /// few calls.
+    /// Lets the next [`Wire::receive`] skip the files of [`Wire::poll_fds`], because the caller has
+    /// polled them since the last call, or will poll them soon. A wire still reads them every few
+    /// calls.
     fn skip_files(&mut self) {}
 
     /// Makes the next [`Wire::receive`] read the files of [`Wire::poll_fds`].
@@ -118,7 +118,7 @@ pub trait Wire: Send {
     fn leave(&mut self, _group: Gid) {}
 }
 
-/// The methods by which a wire around another one, `$wire`, only passes calls on.
+/// Methods that forward calls to an inner wire, `$wire`.
 macro_rules! pass_calls_on {
     ($self:ident => $wire:expr) => {
         fn wake_receivers(&mut $self) {
@@ -180,8 +180,8 @@ impl<W: Wire + ?Sized> Wire for Box<W> {
     }
 }
 
-/// Whether an error only says that the process or the machine has no descriptor or no memory left.
-/// It answers no question about others.
+/// Whether an error only means that the process or the machine has no descriptors or memory left,
+/// and so says nothing about other processes.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
     error.raw_os_error().is_some_and(|errno| shortages.contains(&errno))

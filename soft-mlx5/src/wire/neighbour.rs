@@ -1,4 +1,4 @@
-//! Neighbour discovery: whether a device of the loopback network has a station.
+//! Neighbour discovery: finds whether a device of the loopback network has a station.
 
 #![forbid(unsafe_code)]
 

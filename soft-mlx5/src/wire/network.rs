@@ -40,7 +40,7 @@ pub enum Carrier {
 
 /// A station on the loopback network. Unicast packets to devices of this process go through a
 /// switch in memory, those to other processes through memory shared with them where they offer it,
-/// everything else as RoCEv2 over loopback UDP.
+/// all others as RoCEv2 over loopback UDP.
 #[derive(Debug)]
 pub struct Network {
     port: SwitchPort,
@@ -48,17 +48,17 @@ pub struct Network {
     udp: UdpWire,
     /// Calls of `receive` since the last packet from the sockets, skipped reads included.
     silent: u32,
-    /// The next call of `receive` reads the sockets, unless it is to skip them.
+    /// The next call of `receive` reads the sockets, unless told to skip them.
     is_asked: Cell<bool>,
-    /// Calls of `receive` that leave the sockets unread.
+    /// Decides which calls of `receive` skip the sockets.
     skips: Skips,
     /// Datagrams dropped because their source address was forged.
     forged: AtomicU64,
 }
 
-/// Asking whether the sockets have anything takes a system call. A device that communicates through
-/// memory need not make it each time: after this many calls without a packet from them, only every
-/// [`FILES_EVERY`]th call does, and the one after a sleep, until a packet arrives.
+/// Checking the sockets takes a system call. A device that communicates through memory need not
+/// make it each time: after this many calls without a packet from them, only every
+/// [`FILES_EVERY`]th call checks them, and the first call after a sleep, until a packet arrives.
 const SILENCE: u32 = 64;
 
 impl Network {
@@ -231,8 +231,9 @@ impl Network {
     }
 
     /// Drops unicast packets, from `first` on, whose sender uses a ring and therefore sends nothing
-    /// by UDP: any program of the machine can forge the source of a datagram (`IP_PKTINFO`, ip(7)).
-    /// Packets that the sender sent by UDP before it opened its ring are kept.
+    /// by UDP. They are forged: any program of the machine can choose the source of a datagram
+    /// (`IP_PKTINFO`, ip(7)). Packets that the sender sent by UDP before it opened its ring are
+    /// kept.
     fn drop_forged(&self, first: usize, packets: &mut Vec<Packet>, pool: &mut PacketPool) {
         let is_forged = |route: &Addressing| {
             let source = if route.is_multicast() { None } else { Station::source(route) };

@@ -56,8 +56,8 @@ impl<W: Wire, F: Write + Send> Pcap<W, F> {
         Ok(Self { wire, file: Some(file), link, frame: Vec::new(), epoch: 0 })
     }
 
-    /// Counts times from 1970: the device's clock began `epoch` nanoseconds later. Without this
-    /// call, times are counted from there.
+    /// Records times since 1970: the device's clock began `epoch` nanoseconds after that. Without
+    /// this call, times are those of the device's clock.
     pub fn since(mut self, epoch: u64) -> Self {
         self.epoch = epoch;
         self

@@ -1,9 +1,9 @@
 //! Names of stations that only this user's processes can take: files in a directory of the user.
 //!
 //! A device takes a station by binding UDP port 4791 of its address. Its name for shared memory is
-//! in the abstract namespace. Both belong to the first process that asks, of whatever user. So a
-//! user who takes all of them, or port 4791 of every address at once, would keep others from
-//! creating devices. A device that finds everything taken uses a name in this directory instead.
+//! in the abstract namespace. Both belong to the first process that takes them, of any user. So a
+//! user who takes all of them, or port 4791 of all addresses at once, could keep others from
+//! creating devices. If all stations are taken, a device uses a name in this directory instead.
 //! Devices of the same user reach it through shared memory; other users' devices do not.
 //!
 //! A name is a Unix socket with a lock on a file beside it. The lock shows whether a socket was
@@ -30,7 +30,7 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use super::Station;
 use super::ring::bind_name;
 
-/// A name, held until this is dropped.
+/// A station's private name, held until this is dropped.
 #[derive(Debug)]
 pub(super) struct PrivateName {
     path: PathBuf,

@@ -27,8 +27,8 @@ use crate::packet::{Addressing, ETHERNET_GROUP, Gid, Packet, PacketPool};
 /// port is taken, or if 64 others are in use.
 ///
 /// Linux sends these packets with identification 0 and "don't fragment", and ignores reports of
-/// routers about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does. So no forged message can make
-/// packets smaller.
+/// routers about their MTU (`IP_PMTUDISC_PROBE`), as an adapter does. So forged messages cannot
+/// make packets smaller.
 ///
 /// Packets of the same path and length are sent as one message, which the kernel segments as late
 /// as possible; the identification then counts from 0 (`inet_gso_segment` in net/ipv4/af_inet.c).
@@ -142,7 +142,7 @@ impl RoutedWire {
         self.interface.towards(route.destination, UDP_PORT)
     }
 
-    /// The first of the packets, which have no CRC yet, as one message.
+    /// As many of the first packets, which have no CRC yet, as fit into one message.
     fn run(&self, packets: &[Packet]) -> Option<Run> {
         let route = &packets.first()?.addressing;
         // Packets that have no destination were dropped before.
@@ -265,7 +265,7 @@ fn icrc(source: IpAddr, destination: IpAddr, packet: &[u8], framing: Framing) ->
     }
 }
 
-/// Whether the CRC is correct for the packet, whatever identification its sender used.
+/// Whether the CRC is correct for the packet with any IP identification.
 fn is_sound(source: IpAddr, to: IpAddr, packet: &[u8], guess: Framing, crc: u32) -> bool {
     match (source, to) {
         (IpAddr::V4(source), IpAddr::V4(to)) => {
@@ -346,7 +346,7 @@ impl Wire for RoutedWire {
     }
 
     fn receive(&mut self, _now: u64, packets: &mut Vec<Packet>, pool: &mut PacketPool) -> usize {
-        // Datagrams that were read before are not left.
+        // Datagrams that were read before are taken even in a skipped call.
         if self.skips.take() && self.next_wake().is_none() {
             return 0;
         }
@@ -375,8 +375,7 @@ impl Wire for RoutedWire {
         true
     }
 
-    /// Now if a message has arrived of which not all packets were taken, because no descriptor
-    /// reports them.
+    /// Now, if some packets of a message were not taken yet, because no descriptor reports them.
     fn next_wake(&self) -> Option<u64> {
         let is_empty = self.receiver.as_ref().is_none_or(Receiver::is_empty);
         (!is_empty).then_some(0)

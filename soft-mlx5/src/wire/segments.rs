@@ -1,5 +1,5 @@
-//! Which packets are sent together, as one message that the kernel segments into datagrams
-//! (`UDP_SEGMENT`), and in which order.
+//! Groups and orders packets that are sent as one message, which the kernel segments into datagrams
+//! (`UDP_SEGMENT`).
 
 #![forbid(unsafe_code)]
 
@@ -39,10 +39,10 @@ pub(super) fn run_length(packets: &[Packet]) -> usize {
     count
 }
 
-/// Moves responses behind the requests that leave with them: shorter than a request with data, an
-/// acknowledgement can be the end of its message. Requests and responses of a queue pair are not
-/// ordered against each other. Datagrams stay behind responses: one may be a disconnect request,
-/// after which the peer gives up what is not acknowledged.
+/// Moves responses after the requests that are sent with them: an acknowledgement is shorter than a
+/// request with data, so it can end the same message. Requests and responses of a queue pair are
+/// not ordered with each other. Datagrams stay after responses, because a datagram may be a
+/// disconnect request, after which the peer drops unacknowledged messages.
 pub(super) fn requests_first(packets: &mut [Packet]) {
     if !packets.is_sorted_by_key(is_response) {
         packets.sort_by_key(is_response);

@@ -1,15 +1,15 @@
-//! Calls of [`Wire::receive`](super::Wire::receive) that leave the sockets unread.
+//! Decides which calls of [`Wire::receive`](super::Wire::receive) skip the sockets.
 
-/// Of calls that may all leave the sockets unread, each of this number reads them. An awake device
-/// calls `receive` about once in a microsecond.
+/// Of calls that may skip the sockets, every 32nd still reads them. An awake device calls `receive`
+/// about once in a microsecond.
 pub(super) const FILES_EVERY: u32 = 32;
 
 /// See [`Wire::skip_files`](super::Wire::skip_files).
 #[derive(Debug, Default)]
 pub(super) struct Skips {
-    /// Whether the next call may.
+    /// Whether the next call may skip the sockets.
     allowed: bool,
-    /// How many calls in a row were allowed to.
+    /// How many calls in a row have skipped the sockets.
     in_a_row: u32,
 }
 
@@ -22,7 +22,7 @@ impl Skips {
         self.allowed = false;
     }
 
-    /// Whether this call leaves the sockets unread.
+    /// Whether this call skips the sockets.
     pub(super) fn take(&mut self) -> bool {
         self.in_a_row = if std::mem::take(&mut self.allowed) { self.in_a_row + 1 } else { 0 };
         self.in_a_row % FILES_EVERY != 0

@@ -15,8 +15,8 @@ pub enum Link {
     InfiniBand,
 }
 
-/// A device's place on the loopback network: an IPv4 address of 127.0.0.0/8. All its other names
-/// are derived from it, so no directory is needed to translate between them.
+/// A device's address on the loopback network: an IPv4 address of 127.0.0.0/8. All its other
+/// addresses are derived from this one, so no directory is needed to translate between them.
 ///
 /// | name | made of 127.x.y.z |
 /// |---|---|
@@ -123,8 +123,9 @@ impl Station {
     /// The addressing of a packet that arrived at this station over IPv4 from `source`.
     ///
     /// RoCE: both GIDs are mapped IPv4 addresses, as in the packet's own IP header. InfiniBand:
-    /// LIDs and GIDs of both stations; time to live 1 says that there was no global route header
-    /// (such a packet cannot leave its subnet), and then the type of service is the service level.
+    /// LIDs and GIDs of both stations; time to live 1 means that there was no global route header
+    /// (such a packet cannot leave its subnet), and then the type of service holds the service
+    /// level.
     pub(super) fn arrival(self, source: Self, link: Link, class: u8, hop_limit: u8) -> Addressing {
         match link {
             Link::Ethernet => Addressing {

@@ -26,8 +26,8 @@ struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     packets: VecDeque<Packet>,
-    /// Empty buffers that the receiver returns to senders. A packet moves with its buffer, so
-    /// without them a sender that receives little would allocate a buffer for each packet.
+    /// Empty buffers that the receiver returns to senders. Packets move with their buffers, so
+    /// without this a sender that receives few packets would allocate a buffer for each.
     empty: PacketPool,
     groups: Vec<Gid>,
 }
@@ -121,8 +121,8 @@ impl SwitchPort {
         self.switch.has(station)
     }
 
-    /// Sends one packet if its destination is on this switch, else gives it back. A multicast
-    /// packet is copied to the members and given back in any case. The receivers are woken by
+    /// Sends one packet if its destination is on this switch, else returns it. A multicast packet
+    /// is copied to the members and always returned. The receivers are woken by
     /// [`Wire::wake_receivers`].
     pub(super) fn try_send(&mut self, packet: Packet, pool: &mut PacketPool) -> Option<Packet> {
         if packet.addressing.is_multicast() {

@@ -41,8 +41,8 @@ pub struct UdpWire {
 
 /// How many consecutive stations are tried.
 const TRIED: u32 = 1000;
-/// The first station for private names, far from those that the same process tries first: whether a
-/// station has a private name is found out by connecting to it.
+/// The first station for private names, far from those that the same process tries first, because
+/// checking a station for a private name means connecting to it.
 const PRIVATE: u32 = Station::CANDIDATES / 2;
 
 /// Stations to try. Neighbouring process ids start far apart, so that they rarely try the same
@@ -59,8 +59,8 @@ fn all_taken() -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, text)
 }
 
-/// Requested socket buffer in bytes, for some hundred packets of 4096. The kernel grants at most
-/// `net.core.rmem_max`, unless the process has CAP_NET_ADMIN.
+/// Requested socket buffer in bytes, for several hundred packets of 4096 bytes. The kernel grants
+/// at most `net.core.rmem_max`, unless the process has CAP_NET_ADMIN.
 const SOCKET_BUFFER: usize = 8 << 20;
 
 /// More datagrams than a socket holds: the kernel doubles the size of the buffer, and counts more
@@ -103,8 +103,8 @@ impl UdpWire {
     }
 
     /// Takes a station that no other device of this user has, under a private name. Another user
-    /// may have port 4791 of its address: packets to this station come only through shared memory,
-    /// and its UDP packets have another source port.
+    /// may have port 4791 of its address, so packets to this station come only through shared
+    /// memory, and its UDP packets have another source port.
     ///
     /// # Errors
     ///
@@ -125,8 +125,8 @@ impl UdpWire {
     /// # Errors
     /// `AddrInUse` if a thousand consecutive stations are taken, else the error of binding.
     pub fn bind_any(link: Link) -> io::Result<Self> {
-        // A station that a device of this user has under a private name is not free, even if its
-        // port may be free by now.
+        // If a device of this user has a station under a private name, the station is not free,
+        // even if its port is.
         for station in candidates(0).filter(|station| !ring::is_private(*station)) {
             match Self::bind(station, link) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
@@ -277,8 +277,8 @@ pub(super) fn send_sealed(
     packets.len()
 }
 
-/// Receives from one socket, up to [`RECEIVE_BATCH`] datagrams. `check` returns the source of a
-/// valid one, and counts an invalid one. Returns how many datagrams there were of both kinds.
+/// Receives up to [`RECEIVE_BATCH`] datagrams from one socket. `check` returns the source of a
+/// valid datagram, and counts an invalid one. Returns how many datagrams were read, valid or not.
 pub(super) fn drain(
     socket: BorrowedFd<'_>,
     receiver: &mut Receiver,

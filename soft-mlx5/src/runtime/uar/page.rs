@@ -1,4 +1,4 @@
-//! The doorbells of one page: which of its words are looked at, and which queues may have rung.
+//! The doorbells of one page: which of its words are checked, and which queues may have rung.
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -25,8 +25,8 @@ pub(super) const WORDS: [usize; 5] = [
 /// Which of [`WORDS`] arms CQs.
 pub(super) const ARM: usize = WORDS.len() - 1;
 
-/// The words of both registers, as bits. The halves of one are looked at together, the first one
-/// first.
+/// The words of both registers, as bits. The halves of a register are checked together, the first
+/// one first.
 const REGISTERS: [u8; BLUEFLAME_REGISTERS_PER_UAR] = [0b0011, 0b1100];
 
 /// All words, as bits.
@@ -44,7 +44,7 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
-    /// Passes the doorbell to the core. One with an unknown queue number has no effect.
+    /// Passes the doorbell to the core. A doorbell with an unknown queue number has no effect.
     pub(in crate::runtime) fn tell(self, core: &mut Core, now: u64) {
         let _ = match self {
             Self::Send(qpn) => core.ring_sq(qpn),
@@ -53,17 +53,17 @@ impl Doorbell {
     }
 }
 
-/// After this many looks that found a doorbell, the other queues of the page are looked at, too. A
-/// look that finds none does so at once.
+/// After this many looks that found a doorbell, the other queues of the page are checked, too. A
+/// look that finds none checks them at once.
 const SWEEP_AFTER: u8 = 4;
 
-/// Queues of a page that are looked at in one look.
+/// Most queues of a page that one look checks.
 pub(super) const SWEEP: usize = 32;
 
 /// After this many looks without a doorbell, a page takes turns with others.
 pub(super) const COOL_AFTER: u8 = 100;
 
-/// For this many looks after a CQ was armed, the page's arm word is looked at each time.
+/// For this many looks after a CQ was armed, each look checks the page's arm word.
 pub(super) const ARMED_LATELY: u8 = 100;
 
 /// A page with queues.
@@ -72,7 +72,7 @@ pub(super) struct Page {
     pub(super) uar: UarPage,
     send_queues: Sharers<Qpn>,
     completion_queues: Sharers<Cqn>,
-    /// How many looks found a doorbell since the other queues were looked at.
+    /// How many looks found a doorbell since the other queues were checked.
     unswept: u8,
     /// How many looks there were since the last doorbell, while the page is warm.
     pub(super) silent: u8,
@@ -80,9 +80,9 @@ pub(super) struct Page {
     register: u8,
     /// The words of each register that were written when it rang last.
     last: u8,
-    /// For how many more looks the arm word is looked at each time.
+    /// For how many more looks the arm word is checked each time.
     armed: u8,
-    /// The last of those that were looked at in turn: a register, or the arm word.
+    /// The register, or the arm word, that was last checked in turn.
     turn: u8,
 }
 
@@ -90,18 +90,18 @@ pub(super) struct Page {
 #[derive(Debug, Default)]
 pub(super) struct Sharers<T> {
     queues: BTreeSet<T>,
-    /// How many queues are still owed a look, because they may have rung unnoticed: those that
-    /// follow `last`, cyclically.
+    /// How many queues still have to be checked, because they may have rung unnoticed: those after
+    /// `last`, cyclically.
     pub(super) owed: usize,
     /// Whether one of them has probably rung.
     urgent: bool,
-    /// The queue that was looked at last.
+    /// The queue that was checked last.
     last: T,
 }
 
 impl<T: Copy + Ord> Sharers<T> {
     pub(super) fn add(&mut self, queue: T) {
-        // In the order of numbers it may be between two queues that are owed a look.
+        // Its number may be between those of two queues that still have to be checked.
         self.owed += usize::from(self.queues.insert(queue) && self.owed != 0);
     }
 
@@ -110,14 +110,14 @@ impl<T: Copy + Ord> Sharers<T> {
         self.owed = self.owed.min(self.queues.len());
     }
 
-    /// Notes a doorbell, which may have overwritten that of any other queue. `is_likely`: it
-    /// probably has.
+    /// Records a doorbell that may have overwritten that of any other queue, and probably has if
+    /// `is_likely`.
     pub(super) fn note_ring(&mut self, is_likely: bool) {
         self.owed = if self.queues.len() > 1 { self.queues.len() } else { 0 };
         self.urgent |= is_likely;
     }
 
-    /// Whether queues have to be looked at soon.
+    /// Whether queues have to be checked soon.
     fn is_urgent(&self) -> bool {
         self.urgent && self.owed != 0
     }
@@ -173,13 +173,13 @@ impl Page {
         self.send_queues.queues.is_empty() && self.completion_queues.queues.is_empty()
     }
 
-    /// Whether queues have to be looked at soon.
+    /// Whether queues have to be checked soon.
     pub(super) fn owes(&self) -> bool {
         self.send_queues.is_urgent() || self.completion_queues.is_urgent()
     }
 
-    /// Rings the queues that the written words name. Looks at all words, or at those that are
-    /// likely to have been written. Returns whether one was.
+    /// Rings the queues that the written words name. Checks all words, or those that are likely to
+    /// have been written. Returns whether a word was written.
     fn named(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) -> bool {
         let words = match all {
             true if !self.is_written() => 0,
@@ -208,7 +208,7 @@ impl Page {
         }
         // Programs alternate between the halves. If this half was written twice since the last
         // look, the other half was written in between. So if the other half was and is empty, no
-        // ring was overwritten.
+        // doorbell was overwritten.
         let is_alone = rang != register && rang != self.last & register && {
             let other = (register & !rang).trailing_zeros() as usize;
             self.uar.word(WORDS[other]).load(Ordering::Relaxed) == 0
@@ -217,7 +217,7 @@ impl Page {
         (self.register, self.last) = (register, self.last & !register | rang);
     }
 
-    /// The words to look at this time, as bits.
+    /// The words to check this time, as bits.
     fn likely(&mut self) -> u8 {
         const TURNS: [u8; 3] = [REGISTERS[0], REGISTERS[1], 1 << ARM];
         self.turn = (self.turn + 1) % TURNS.len() as u8;
@@ -240,13 +240,13 @@ impl Page {
         true
     }
 
-    /// Whether it has to be looked at each time.
+    /// Whether every look has to check this page.
     pub(super) fn is_warm(&self) -> bool {
         self.owes() || self.silent < COOL_AFTER
     }
 
-    /// Looks at the words, all or the likely ones, and then perhaps at queues whose doorbells may
-    /// have been overwritten.
+    /// Checks the words, all or the likely ones, and then, if it is time, queues whose doorbells
+    /// may have been overwritten.
     pub(super) fn look(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) {
         let rang = self.named(all, ring);
         self.unswept = self.unswept.saturating_add(rang.into());

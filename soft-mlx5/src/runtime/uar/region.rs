@@ -23,7 +23,7 @@ pub struct UarRegion {
 }
 
 impl UarRegion {
-    /// Zeroed pages, at least one. Memory is only taken by those that are written.
+    /// Zeroed pages, at least one. Untouched pages take no memory.
     ///
     /// # Errors
     /// Errors of `memfd_create`, `ftruncate` and `mmap`.
@@ -89,8 +89,8 @@ impl UarPage {
     /// The word if it was written since the last time.
     pub(super) fn take(&self, offset: usize) -> Option<u64> {
         let word = self.word(offset);
-        // The load keeps the cache line shared while nothing happens. Acquire: what the program
-        // wrote before it rang (ring, doorbell record) is seen after.
+        // The load keeps the cache line shared while nothing happens. Acquire: the program's stores
+        // before the doorbell (ring, doorbell record) are visible after it.
         (word.load(Ordering::Relaxed) != 0).then(|| word.swap(0, Ordering::Acquire))
     }
 }

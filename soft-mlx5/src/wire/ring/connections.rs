@@ -26,7 +26,8 @@ const MAX_RINGS: usize = 128;
 /// attempt to connect.
 const MAX_STATIONS: usize = 1024;
 
-/// Most packets that wait for space in all rings together, some 70 MB. Further packets are dropped.
+/// Most packets that wait for space in all rings together, about 70 MB. Further packets are
+/// dropped.
 const MAX_WAITING: usize = 4 * WAITING;
 
 /// Nanoseconds between two attempts to connect to a station that had no ring, or whose ring has
@@ -137,7 +138,8 @@ impl Rings {
         })
     }
 
-    /// Looks at this socket, too, in [`Rings::handle_events`]: one system call asks for all events.
+    /// Makes [`Rings::handle_events`] also watch this socket, because one system call then returns
+    /// all events.
     ///
     /// # Errors
     /// Errors of `epoll_ctl(2)`.
@@ -221,16 +223,16 @@ impl Rings {
         self.outgoing.len() < before
     }
 
-    /// Ends the ring to a station. If the station has taken packets from it, its process has
-    /// probably ended. Then the next attempt, to a new device of the station, is made at once,
-    /// unless the last one was just made. If the station never took a packet, it has refused the
+    /// Ends the ring to a station. If the station has taken packets from the ring, its process has
+    /// probably ended, and the next attempt (to a new device of the station) is made at once,
+    /// unless the last one was very recent. If the station never took a packet, it has refused the
     /// ring.
     fn hang_up(&mut self, now: u64, station: Station, is_corrupt: bool) {
         let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
         self.waiting -= way.waiting();
         Counters::add(&self.counters.refused, way.waiting());
         Counters::add(&self.counters.malformed, usize::from(is_corrupt));
-        // Explicitly, because a forked child may have the socket open too.
+        // Explicitly, because a forked child may also have the socket open.
         let _ = self.sockets.delete(way.socket());
         if !is_corrupt {
             self.suspects.suspect(now, station, way.socket());
@@ -249,9 +251,9 @@ impl Rings {
         }
     }
 
-    /// Whether a station sends through a ring, and therefore sends nothing by UDP. Not if its ring
-    /// was opened in the last call of [`Rings::handle_events`]: packets that it sent before may
-    /// still be in the socket.
+    /// Whether a station sends through a ring, and therefore sends nothing by UDP. False if its
+    /// ring was opened in the last call of [`Rings::handle_events`], because packets that it sent
+    /// before may still be in the socket.
     pub(in crate::wire) fn has_ring_from(&self, station: Station) -> bool {
         let sends = self.incoming.iter().any(|incoming| incoming.station() == Some(station));
         sends && !self.opened.contains(&station)
@@ -265,7 +267,7 @@ impl Rings {
         let mut events = [EpollEvent::empty(); RECEIVE_BATCH];
         let count = self.sockets.wait(&mut events, 0u8).unwrap_or(0);
         self.opened.clear();
-        // There may be more events than these.
+        // If the array is full, there may be more events.
         let mut has_datagrams = count == events.len();
         for event in &events[..count] {
             match event.data() {
@@ -299,7 +301,7 @@ impl Rings {
         }
     }
 
-    /// Closes a connection for which there is no descriptor. Otherwise it would wait for ever, and
+    /// Closes a connection for which there is no descriptor. Otherwise it would wait forever, and
     /// so would its packets.
     fn refuse(&mut self) -> io::Result<()> {
         self.spare = None;
@@ -313,7 +315,7 @@ impl Rings {
         self.paused_until = added.is_err().then(|| now.saturating_add(ACCEPT_PAUSE));
     }
 
-    /// When the sockets have to be handled even if none is ready.
+    /// When the sockets have to be handled even if no socket is ready.
     pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
         self.paused_until.into_iter().chain(self.suspects.next()).min()
     }

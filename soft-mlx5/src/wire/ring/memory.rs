@@ -14,8 +14,8 @@ use super::{CELL, Control, Words};
 use crate::copy::{append, copy_out};
 use crate::sealed::{cannot_shrink, sealed_memory};
 
-/// Cells of a ring: 256 KiB, some 60 packets of 4096 bytes. Small enough to stay in a processor's
-/// second cache.
+/// Cells of a ring: 256 KiB, about 60 packets of 4096 bytes. Small enough for a processor's L2
+/// cache.
 const CELLS: u64 = 4096;
 
 /// Words of all cells.
@@ -43,7 +43,7 @@ impl Mapped {
     /// Errors of creating and mapping the file.
     pub(super) fn create() -> io::Result<(Self, OwnedFd)> {
         let file = sealed_memory(c"uverbs-soft-ring", LEN)?;
-        // Allocates all pages now. If the machine has none left, this returns an error instead of a
+        // Allocates all pages now. If the machine has none left, this fails here, instead of a
         // signal at the first access, which may be in a thread of the program.
         while let Err(errno) = posix_fallocate(&file, 0, LEN as i64) {
             if errno != Errno::EINTR {
@@ -57,7 +57,7 @@ impl Mapped {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the file is not one that [`Mapped::create`] makes; errors of mapping it.
+    /// `EINVAL` if the file is not like those of [`Mapped::create`]; errors of mapping it.
     pub(super) fn adopt(file: &OwnedFd) -> io::Result<Self> {
         if !is_whole(file)? || counts_pages() {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -104,8 +104,8 @@ fn counts_pages() -> bool {
     mode.first() == Some(&b'2')
 }
 
-/// Whether the whole length of a file of unknown origin can be mapped and accessed, whatever its
-/// maker does.
+/// Whether the whole length of a file of unknown origin can be mapped and accessed safely, whatever
+/// its creator does.
 fn is_whole(file: &OwnedFd) -> io::Result<bool> {
     Ok(cannot_shrink(file)? && fstat(file)?.st_size == LEN as i64)
 }

@@ -19,7 +19,7 @@ use super::{CELL, Consumer, Control, Producer, Tag, Words};
 enum Weak {
     /// Nothing.
     Sound,
-    /// Releases and acquires of this count are relaxed ones.
+    /// Accesses to this count are relaxed.
     Count(Control),
     /// There is no fence.
     Fence,

@@ -13,7 +13,7 @@ use crate::packet::{Packet, PacketPool};
 use crate::wire::Station;
 use crate::wire::station::class_and_ttl;
 
-/// Most packets that wait for space in the ring. Further ones are dropped, as a full switch does.
+/// Most packets that wait for space in the ring. Further ones are dropped, as in a full switch.
 pub(super) const WAITING: usize = 4096;
 
 /// The result of sending a packet.

@@ -1,4 +1,4 @@
-//! How two processes find each other and agree on a ring: Unix sockets pass its memory and wake a
+//! Unix sockets by which two processes find each other, pass the memory of a ring, and wake a
 //! sleeping side.
 //!
 //! A socket's name contains the station and is in the abstract namespace, which belongs to the
@@ -69,7 +69,8 @@ pub(super) fn listen(claimed: OwnedFd) -> io::Result<UnixListener> {
 /// # Errors
 /// `ECONNREFUSED` if no device listens, `EAGAIN` if too many wait to be accepted.
 pub(super) fn connect(to: Station) -> io::Result<OwnedFd> {
-    // Tries a device of this user first: a stranger may hold the name that all users share.
+    // Tries a device of this user first, because another user may hold the name that all users
+    // share.
     match connect_privately(to) {
         Some(socket) => Ok(socket),
         None => Ok(connect_to(&name(to)?)?),
@@ -99,8 +100,8 @@ pub(super) fn is_trusted(socket: &OwnedFd, users: Users) -> bool {
 }
 
 /// The process at the other end, as the kernel recorded it at connect(2) or listen(2), even if it
-/// has ended; `None` if it cannot be found out. 0 means a process of a PID namespace that is not
-/// visible here.
+/// has ended; `None` if that is unknown. 0 means a process of a PID namespace that is not visible
+/// here.
 pub(super) fn process(socket: &OwnedFd) -> Option<i32> {
     socket::getsockopt(socket, PeerCredentials).ok().map(|user| user.pid())
 }

@@ -2,7 +2,7 @@
 //!
 //! The kernel closes the sockets of every process that ends. But the end of a ring by itself does
 //! not show that its process has ended: a device also closes a ring when it has too many. So the
-//! station's name is tried as well. It may become free a little later than the ring's socket,
+//! station's name is also checked. It may become free a little later than the ring's socket,
 //! because the kernel closes them one after the other.
 #![forbid(unsafe_code)]
 
@@ -39,7 +39,7 @@ struct Suspect {
 pub(super) struct Suspects(Vec<Suspect>);
 
 impl Suspects {
-    /// Notes that a ring to or from the station has ended; `socket` was its socket.
+    /// Records that a ring to or from the station has ended; `socket` was its socket.
     pub(super) fn suspect(&mut self, now: u64, station: Station, socket: &OwnedFd) {
         let peer = PeerProcess { station, process: socket::process(socket) };
         self.0.retain(|suspect| suspect.peer != peer);
