@@ -1,6 +1,7 @@
-//! The orders that a device needs to see, each named after what it separates.
+//! Memory barriers between the CPU and the device, each named after its place in the sequence.
 //!
-//! A send is four groups of stores, and the device may look at each as soon as it sees the next:
+//! A send is four groups of stores. When the device sees one group, it may read the group before
+//! it:
 //!
 //! ```text
 //! WQE  --to_device-->  doorbell record  --before_doorbell-->  doorbell register
@@ -13,16 +14,16 @@
 //! coherently. Stores to it become visible in program order and loads are not reordered with loads
 //! (Intel SDM vol. 3A §9.2.2, AMD APM vol. 2 §7.2). So `to_device` and `from_device` are a release
 //! and an acquire fence, which emit no instruction here and hold back the compiler. The UAR page is
-//! write-combining: its stores are not ordered with anything, and may stay in a buffer until
-//! something pushes them out. `sfence` orders all earlier stores before all later ones, and empties
-//! the write-combining buffers (SDM vol. 3A §12.3.1). No `lfence` is needed anywhere: it would
-//! order loads from write-combining memory, and the poller reads none.
+//! write-combining: its stores are not ordered with anything, and may stay in a buffer until an
+//! instruction flushes them. `sfence` orders all earlier stores before all later ones, and empties
+//! the write-combining buffers (SDM vol. 3A §12.3.1). No `lfence` is needed: it orders loads from
+//! write-combining memory, and the poller makes none.
 //!
-//! aarch64. Stores are ordered by nothing, so each edge needs a barrier for the outer shareable
-//! domain, where a coherent device observes memory: `dmb oshst` between stores to ordinary memory,
-//! `dmb oshld` between the owner bit and the CQE (the same that Linux's `dma_wmb` and `dma_rmb`
-//! use), and `dsb st` around the doorbell, which waits until the stores have left the core and
-//! drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
+//! aarch64. Stores are not ordered with each other, so each edge needs a barrier for the outer
+//! shareable domain, where a coherent device observes memory: `dmb oshst` between stores to
+//! ordinary memory, `dmb oshld` between the owner bit and the CQE (the same that Linux's `dma_wmb`
+//! and `dma_rmb` use), and `dsb st` around the doorbell, which waits until the stores have left the
+//! core and drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", loom)))]
 compile_error!("the device barriers of this processor have not been written down; see barrier.rs");

@@ -1,14 +1,14 @@
 //! The completion queue: entries that the device writes and one thread polls.
 //!
-//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap. So
-//! only that byte says whether software owns the entry, and what it reports. The two common cases,
-//! a send and a receive that succeeded, are handled in line. Everything else (errors, inline data,
-//! compression, resizing, closed queues) takes the slow path in `slow.rs`. Fields are read out of
-//! the CQE when the program asks for them.
+//! The last byte of an entry (CQE) holds its opcode and an owner bit that changes with each lap.
+//! That byte alone says whether software owns the entry, and what the entry reports. The two common
+//! cases, a send and a receive that succeeded, are handled in line. Everything else (errors, inline
+//! data, compression, resizing, closed queues) takes the slow path in `slow.rs`. Fields are read
+//! out of the CQE when the program asks for them.
 //!
 //! The device may overwrite a CQE once the consumer index is published. [`CompletionQueue::poll`]
-//! publishes the CQEs before the one that it lends; a [`PollBatch`] publishes when it ends. So the
-//! ring must have at least one entry more than the completions that may be outstanding, see
+//! publishes the CQEs before the one that it returns; a [`PollBatch`] publishes when it ends. So
+//! the ring must have at least one entry more than the completions that may be outstanding, see
 //! [`crate::size`].
 
 mod buffers;
@@ -105,9 +105,9 @@ pub enum PollError {
         "the completion queue overran: it was made for fewer completions than were outstanding"
     )]
     Overrun,
-    /// The device is gone. Polls say so once the program has taken the asynchronous event that
-    /// reports it (DEVICE_FATAL, `Context::get_event`). Until then they find an empty queue: a
-    /// program that takes no events may poll it for ever.
+    /// The device is gone. Polls return this once the program has read the asynchronous event
+    /// DEVICE_FATAL (`Context::get_event`). Until then they return `Empty`, so a program that reads
+    /// no events may poll forever.
     #[error("the device is gone")]
     DeviceRemoved,
 }
@@ -143,8 +143,8 @@ pub struct CompletionQueue {
     /// How many of `refused` the next call must report, because the call that found them returned
     /// completions.
     kept: u32,
-    /// The most completions that a batch has lent at a time. Their entries stay occupied meanwhile,
-    /// so the ring has fewer for others.
+    /// The most completions that a batch has held at a time. Their entries stay occupied until the
+    /// batch ends, so the ring has fewer for others.
     lent: u32,
     /// New rings of resizes, in the order of their commands.
     pending: Vec<resize::Pending>,
@@ -163,7 +163,7 @@ impl CompletionQueue {
         config.doorbell.1.store(0);
         let place = Place { rings: vec![ring], consumed: config.doorbell.0.again() };
         let monitor = CqMonitor::new(place);
-        // `poll` lends one completion at a time.
+        // `poll` holds one completion at a time.
         let lent = 1;
         monitor.change_capacity(lent, ring.entries());
         Ok(Self {
@@ -210,9 +210,9 @@ impl CompletionQueue {
         crate::barrier::flush_doorbell();
     }
 
-    /// Moves to the consumer index in the doorbell record. For a ring that the program polls
-    /// itself, while this queue only arms it. Completions before that index count as polled.
-    /// Ignores an index behind `consumed`: this queue wrote it, and has consumed more CQEs since.
+    /// Moves to the consumer index in the doorbell record, for a program that polls the ring itself
+    /// and uses this queue only to arm it. Completions before that index count as polled. An index
+    /// behind `consumed` is ignored: this queue wrote it, and has consumed more CQEs since.
     pub fn follow_record(&mut self) {
         let published = self.consumer_index.load() & past::INDEX;
         let ahead = published.wrapping_sub(self.consumed) & past::INDEX;

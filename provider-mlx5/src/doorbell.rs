@@ -5,7 +5,7 @@ use crate::barrier;
 pub use crate::mapped::DoorbellWord;
 use crate::mmio::{BlueFlame, Register, Ring};
 
-/// What makes a send queue's requests known to the device.
+/// A send queue's doorbell: tells the device that requests were posted.
 #[derive(Debug)]
 pub(crate) struct Doorbell<R> {
     pub(crate) record: DoorbellWord,
@@ -13,8 +13,8 @@ pub(crate) struct Doorbell<R> {
 }
 
 impl<R: Register> Doorbell<R> {
-    /// Announces what is in the ring up to counter `head`: the record first, then what `write`
-    /// stores to the register.
+    /// Announces the requests in the ring up to counter `head`: first by the record, then by the
+    /// store that `write` makes to the register.
     #[inline(always)]
     pub(crate) fn ring(&mut self, head: u32, write: impl Ring) {
         barrier::to_device();
@@ -24,7 +24,7 @@ impl<R: Register> Doorbell<R> {
     }
 }
 
-/// A store, and what makes it leave the processor.
+/// A store to the register, followed by the barrier that flushes it.
 struct Flushed<W>(W);
 
 impl<W: Ring> Ring for Flushed<W> {

@@ -1,21 +1,21 @@
-//! The free WQEs of a shared receive queue: a queue with many producers and one consumer, as a ring
-//! of their indices. An entry is a WQE of the SRQ.
+//! The free WQEs of a shared receive queue: a ring of their indices, with many producers and one
+//! consumer. An entry is a WQE of the SRQ.
 //!
 //! The device returns an SRQ's WQEs in any order, through any number of CQs, each polled by its own
-//! thread; the posting thread takes them. The posting thread always holds one more, the head: the
-//! link that the device follows out of a posted WQE must already name the next one to be posted. So
-//! N entries hold N - 1 receives, and the ring has a place for each that is returned.
+//! thread. The posting thread takes them. It always holds one extra entry, the head: the link in a
+//! posted WQE must already name the WQE that is posted next. So N entries hold N - 1 receives, and
+//! the ring has a place for each returned entry.
 //!
-//! The posting side counts the places itself, so the processor can load the next place before it
-//! knows what was in the last one. libmlx5 follows links from one WQE to the next, where each post
-//! waits for what the one before has loaded.
+//! The posting side counts the places itself, so the processor can load the next place before the
+//! load of the last one completes. libmlx5 follows links from one WQE to the next, where each load
+//! depends on the one before.
 
 use std::sync::Arc;
 
 use crate::queue_state::{ListTables, NextPlace, Posting};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Content of an empty place of the ring: every limit refuses it.
+/// Content of an empty place of the ring. It is above every limit.
 pub(crate) const NO_INDEX: u32 = i32::MAX as u32;
 /// State of an entry that the posting side holds, or that is in the ring.
 const FREE: u32 = u32::MAX;
@@ -26,15 +26,16 @@ const UNUSED: u32 = 1 << 30;
 /// End of the stack of unused entries.
 const NO_ENTRY: u32 = UNUSED - 1;
 
-/// Limit of [`Posting::take_next`] that admits every index. Limits and indices are compared as
+/// Limit of [`Posting::take_next`] that accepts every index. Limits and indices are compared as
 /// signed numbers.
 pub(crate) const ANY: u32 = UNUSED;
-/// Closes [`Posting::take_next`], and opens [`Posting::next_of_lists`] (several SGEs).
+/// Limit that disables [`Posting::take_next`] and enables [`Posting::next_of_lists`] (several
+/// SGEs).
 pub(crate) const WITH_LISTS: u32 = -1_i32 as u32;
-/// Closes both fast paths: all posts take the slow path.
+/// Limit that disables both fast paths: all posts take the slow path.
 pub(crate) const CLOSED: u32 = -2_i32 as u32;
 
-/// The free entries, and what became of the others.
+/// The free entries, and the states of the others.
 #[derive(Debug)]
 pub(crate) struct FreeList {
     /// Places filled so far; wraps.
@@ -77,15 +78,15 @@ impl FreeList {
         self.tail.store(last, Ordering::Release);
     }
 
-    /// The entry to be taken after `position` others, if one has been given back. Posting side
-    /// only.
+    /// The entry at `position`, counted from the start of the queue, if it has been given back.
+    /// Posting side only.
     pub(crate) fn next(&self, position: u32) -> Option<u32> {
         let next = self.place(position).load(Ordering::Acquire);
         (next < ANY).then_some(next)
     }
 
-    /// Takes what [`FreeList::next`] found out of the ring, as the new head. Once the old one is
-    /// filled, it has to be marked by [`Posting::record`].
+    /// Takes the entry that [`FreeList::next`] found out of the ring. It becomes the head; once the
+    /// old head is filled, [`Posting::record`] marks it.
     pub(crate) fn take(&self, position: u32) {
         self.place(position).store(NO_INDEX, Ordering::Relaxed);
     }
@@ -117,7 +118,7 @@ impl FreeList {
         self.limit().swap(CLOSED, Ordering::AcqRel);
     }
 
-    /// How many entries the device may have from now on, if that is fewer than there are.
+    /// Sets how many entries the device may have from now on, at most all but the head.
     pub(crate) fn set_granted(&self, entries: u32) {
         self.granted.store(entries.min(self.mask()), Ordering::Relaxed);
         self.close_fast_path();
@@ -128,20 +129,21 @@ impl FreeList {
         self.granted.load(Ordering::Relaxed) >= self.mask()
     }
 
-    /// Whether the device may have another entry, `taken` having been taken. Posting side only.
+    /// Whether the device may have another entry after `taken` were taken in total. Posting side
+    /// only.
     pub(crate) fn has_grant(&self, taken: u32) -> bool {
         let returned = self.tail.load(Ordering::Relaxed).wrapping_sub(self.mask());
         taken.wrapping_sub(returned) < self.granted.load(Ordering::Relaxed)
     }
 
-    /// Whether the limit of [`Posting::take_next`] is another one.
+    /// Whether the limit of [`Posting::take_next`] differs from `limit`.
     pub(crate) fn limit_is_not(&self, limit: u32) -> bool {
         self.limit().load(Ordering::Relaxed) != limit
     }
 
     /// Takes an entry from the device. False if the device names an entry that it did not have, or
-    /// that does not exist. An exchange: if several pollers get the same completion from a faulty
-    /// device, one of them gets the entry.
+    /// that does not exist. If a faulty device gives several pollers the same completion, only one
+    /// of them gets the entry.
     #[inline(always)]
     pub(crate) fn claim(&self, index: u32) -> bool {
         self.tables.entry(index).is_some_and(|entry| claim(entry.state()))
@@ -150,7 +152,7 @@ impl FreeList {
     /// Puts a claimed entry at the end of the ring.
     #[inline(always)]
     pub(crate) fn release(&self, index: u32) {
-        // Each call gets a place of its own. Until it is filled, the ring ends there for the
+        // Each call gets its own place. Until the place is filled, the ring ends there for the
         // posting side.
         let position = self.tail.fetch_add(1, Ordering::AcqRel);
         self.place(position).store(index, Ordering::Release);
@@ -196,18 +198,18 @@ impl FreeList {
         self.state(index).load(Ordering::Relaxed) != FREE
     }
 
-    /// Whether a faulty device has returned the head, which a leaked batch built and the device was
-    /// never told of. Only then is the head in the ring. `position` is the next place, which the
-    /// batch has emptied. Posting side only.
+    /// Whether a faulty device has returned the head, which a leaked batch built but never
+    /// published. Only then is the head in the ring. `position` is the next place, which the batch
+    /// has emptied. Posting side only.
     pub(crate) fn is_back(&self, head: u32, position: u32) -> bool {
         let is_filled_later = self.tail.load(Ordering::Relaxed) != position;
         let is_in_ring = || (0..=self.mask()).any(|at| self.next(at) == Some(head));
         self.next(position).is_none() && is_filled_later && is_in_ring()
     }
 
-    /// Puts an entry aside that the device gave back unused, to be posted again. False, and nothing
-    /// changed, if the device did not have it: an entry that is on the stack twice would never come
-    /// off it.
+    /// Puts an entry that the device gave back unused on the stack, to be posted again. Returns
+    /// false, with nothing changed, if the device did not have the entry: an entry that is on the
+    /// stack twice would never come off it.
     pub(crate) fn return_for_repost(&self, index: u32) -> bool {
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
         if index > self.mask()
@@ -224,7 +226,7 @@ impl FreeList {
                 Err(now) => top = now,
             }
         }
-        // An exchange, as in `set_limit`: one of the two sees the other.
+        // An exchange, as in `set_limit`, so that one of the two calls sees the other's change.
         self.limit().swap(CLOSED, Ordering::AcqRel);
         true
     }
@@ -235,9 +237,9 @@ impl FreeList {
         self.unused.load(Ordering::Relaxed) != NO_ENTRY
     }
 
-    /// Takes one of the entries to be posted again; it is the caller's alone until it is
+    /// Takes one of the entries to be posted again. Only the caller uses it until it is
     /// [released](FreeList::release), and no completion can name it. Posting side only: no other
-    /// thread takes entries off the stack, so one that is on it stays where it is.
+    /// thread takes entries off the stack.
     pub(crate) fn take_unused(&self) -> Option<u32> {
         let mut top = self.unused.load(Ordering::Acquire);
         while top != NO_ENTRY {
@@ -276,14 +278,14 @@ impl FreeList {
     }
 }
 
-/// Takes the entry with this state from the device, if that has it.
+/// Takes the entry with this state from the device, if the device has it.
 #[inline(always)]
 fn claim(state: &AtomicU32) -> bool {
     // Acquire: see `Posting::record`.
     state.compare_exchange(POSTED, FREE, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// A list of its own, for tests.
+/// A list that is not part of a queue, for tests.
 #[cfg(test)]
 pub(crate) fn list_of(entries: u32) -> FreeList {
     FreeList::new((0..entries).map(|_| AtomicU64::new(0)).collect())
@@ -361,8 +363,8 @@ mod tests {
         assert!(list.give_back(1));
     }
 
-    /// A device that completes once more what it gave back unused gets nothing for that, not even
-    /// while the posting side is posting it again.
+    /// A second completion of an entry that the device gave back unused is refused, even while the
+    /// posting side is posting the entry again.
     #[test]
     fn an_entry_that_is_being_posted_again_completes_nothing() {
         let list = list_of(4);

@@ -1,4 +1,4 @@
-//! Hints to the compiler about what it cannot know of the program.
+//! Hints to the compiler about which branches are rare.
 
 /// Marks the branch that calls it as rarely taken: the compiler moves the branch out of line, and
 /// keeps registers for the other one. The `#[cold]` attribute has that effect before the empty
@@ -6,9 +6,9 @@
 #[cold]
 pub(crate) fn cold_path() {}
 
-/// The condition, which is mostly true. A function that answers whether the fast path is open asks
-/// through this: a hint at the caller's branch is lost where the compiler joins that branch with
-/// the one in here, and then it keeps no registers for the fast path.
+/// Returns `condition`, which is usually true. Functions that check for the fast path use it,
+/// because a hint in the caller is lost if the compiler merges the caller's branch with the one in
+/// the function.
 #[inline(always)]
 pub(crate) fn likely(condition: bool) -> bool {
     if !condition {

@@ -1,9 +1,8 @@
-//! What a ConnectX reads and writes: work queue and completion queue entries, the queues that hold
-//! them, and the doorbells that announce them.
+//! The data path of a ConnectX: work queue and completion queue entries, the queues that hold them,
+//! and doorbells.
 //!
-//! The crate makes no system call and knows no device file: it is given memory, numbers and a
-//! register, and works the same over a NIC's queues, over a software device and over a plain
-//! buffer.
+//! The crate makes no system calls and opens no device file: its caller passes memory, numbers and
+//! a register. So it works in the same way with a NIC, a software device or a plain buffer.
 //!
 //! - [`format`](mod@format) is the crate `uverbs-mlx5-format`: every structure and constant as
 //!   bytes, one definition for the queues, the inspector and the software device;
@@ -16,10 +15,10 @@
 //!
 //! # Sources
 //!
-//! NVIDIA's reference manual is not public in full. What stands here was taken as facts from the
+//! NVIDIA's reference manual is not public in full. The facts in this crate were taken from the
 //! public headers and drivers (`infiniband/mlx5dv.h`, rdma-core's libmlx5, Linux's mlx5 drivers)
 //! and checked against them: layouts and constants through a C compiler, encodings against vectors
-//! recorded from libmlx5. What nothing has confirmed is marked "unconfirmed" where it stands.
+//! recorded from libmlx5. Facts that no source or test confirms are marked "unconfirmed".
 
 #![deny(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! What this process and the device both access: the bytes of queues, doorbell records, and the
-//! doorbell registers of a user access region (UAR), the page of the NIC that a program maps. Also
-//! the instructions that order these accesses.
+//! Memory that this process and the device both access: queues, doorbell records, and the doorbell
+//! registers of a user access region (UAR), the page of the NIC that a program maps. Also the
+//! instructions that order these accesses.
 //!
 //! Users find it as [`memory`](crate::memory), [`doorbell`](crate::doorbell), [`mmio`](crate::mmio)
 //! and [`barrier`](crate::barrier).
@@ -18,9 +18,9 @@ use crate::sync::{Arc, AtomicU32, Ordering, spin};
 
 /// A span of memory shared with the device: the bytes of one queue.
 ///
-/// It is a right to access, not an owner: dropping it frees nothing. No Rust reference ever points
-/// into it, because the device is a second writer; everything here goes through raw pointers and
-/// atomics.
+/// It allows access but does not own the memory: dropping it frees nothing. No Rust reference ever
+/// points into it, because the device is a second writer; everything here goes through raw pointers
+/// and atomics.
 #[derive(Debug)]
 pub struct DmaMemory {
     base: NonNull<u8>,
@@ -35,7 +35,7 @@ impl DmaMemory {
     /// Takes the `len` bytes at `base` for a queue.
     ///
     /// # Safety
-    /// From now until the queue that is made of this span has been dropped:
+    /// From now until the queue that uses this span has been dropped:
     /// - `base..base + len` is valid for reads and writes, and `base` is aligned to at least 64
     ///   bytes;
     /// - nothing in this process reads or writes it but that queue (and, through the CQ, the poller
@@ -43,8 +43,8 @@ impl DmaMemory {
     ///
     /// If a device has the queue, its [handle](crate::user_index::QueueHandle) is closed, or its
     /// last clone dropped, only after the device has given the queue up, or has reset it. Otherwise
-    /// another queue can get the user index, and the device's completions of this queue complete
-    /// that one's requests, whose memory the device still accesses.
+    /// another queue can get the user index. Then completions of this queue would complete requests
+    /// of the other one, while the device still accesses their memory.
     ///
     /// Initialized bytes are not required: the queues write what they later read.
     pub const unsafe fn new(base: NonNull<u8>, len: usize) -> Self {
@@ -108,8 +108,8 @@ pub(crate) struct CqRing {
 }
 
 impl CqRing {
-    /// As many entries of `stride` bytes at the start of `memory`; `None` if they do not fit. A CQE
-    /// is the last 64 bytes of an entry.
+    /// A ring of `entries` entries of `stride` bytes at the start of `memory`; `None` if it does
+    /// not fit. A CQE is the last 64 bytes of an entry.
     pub(crate) fn on(memory: &DmaMemory, entries: u32, stride: u32) -> Option<Self> {
         let fits = matches!(stride, 64 | 128) && memory.holds(entries, stride as usize);
         let first = || CqeView(memory.as_ptr()).after(stride as usize - CQE_SIZE);
@@ -161,7 +161,7 @@ impl CqRing {
         if asked < left as u64 { from.after(asked as usize) } else { end }
     }
 
-    /// The entry at counter `index`, to be written by the poller while software owns it.
+    /// The entry at counter `index`, for the poller to write while software owns it.
     pub(crate) fn entry(&self, index: u32) -> CqEntry {
         CqEntry(self.cqe(index).0.cast_mut())
     }
@@ -435,8 +435,8 @@ impl CqeView {
         Self(cqe.0.as_ptr())
     }
 
-    /// Sixteen bytes from `OFFSET` on in another order: each byte of the result is the one that
-    /// `order` numbers, or 0 where that is 128 or more. Then the bits of `mask` only.
+    /// Shuffles the sixteen bytes from `OFFSET` on: each byte of the result is the one at the index
+    /// in `order`, or 0 if that is 128 or more. Then clears the bits that are not in `mask`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn shuffled<const OFFSET: usize>(
@@ -459,7 +459,7 @@ impl CqeView {
     }
 }
 
-/// The position of a mini-CQE in the array that an entry holds, which software owns.
+/// The position of a mini-CQE in the array of an entry that software owns.
 ///
 /// Positions come from a [`CqeView`]. `compressed.rs` moves them back, and reads none before the
 /// array's first.
@@ -467,7 +467,7 @@ impl CqeView {
 pub(crate) struct MiniView(*const u8);
 
 impl MiniView {
-    /// The mini-CQE before.
+    /// The mini-CQE before this one.
     #[inline(always)]
     pub(crate) fn before(self) -> Self {
         Self(self.0.wrapping_sub(size_of::<MiniCqe>()))
@@ -484,7 +484,7 @@ impl MiniView {
 #[repr(C, align(64))]
 pub(crate) struct AlignedCqe(pub(crate) [u8; CQE_SIZE]);
 
-/// There is such a value only where the processor has SSSE3.
+/// Proof that the processor has SSSE3.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug)]
 pub struct Ssse3(());
@@ -499,7 +499,7 @@ impl Ssse3 {
     }
 }
 
-/// The right to polls that do not look for the end of the ring themselves, as
+/// Proof that the caller checks for the end of the ring, for polls that do not, such as
 /// [`take_sent`](crate::completion_queue::CompletionQueue::take_sent).
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
@@ -556,31 +556,31 @@ impl DoorbellWord {
         Self(NonNull::from(Box::leak(Box::new(AtomicU32::new(0)))))
     }
 
-    /// Stores a counter. Relaxed: the named barriers around the call make the order.
+    /// Stores a counter. Relaxed, because the barriers around the call order it.
     #[inline(always)]
     pub(crate) fn store(&self, value: u32) {
         self.word().store(value.to_be(), Ordering::Relaxed);
     }
 
-    /// Stores a counter after everything that was read before it: the device may overwrite that
-    /// from now on.
+    /// Stores a counter after all earlier reads: from now on the device may overwrite what they
+    /// read.
     #[inline(always)]
     pub(crate) fn store_release(&self, value: u32) {
         self.word().store(value.to_be(), Ordering::Release);
     }
 
-    /// The same word for another part of the queue that took this value; that part is gone before
-    /// the queue is.
+    /// The same word for another part of the queue that took this value. That part is dropped
+    /// before the queue.
     pub(crate) fn again(&self) -> Self {
         Self(self.0)
     }
 
-    /// What was stored last. Acquire: what was stored before it is seen from here on.
+    /// The value stored last. Acquire: stores before that one are visible from here on.
     pub fn load(&self) -> u32 {
         u32::from_be(self.word().load(Ordering::Acquire))
     }
 
-    /// The word, for [`DoorbellWord::store`] as part of a longer run of stores.
+    /// The word, for code that stores it together with other words.
     #[inline(always)]
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn as_ptr(&self) -> *mut u32 {
@@ -604,8 +604,8 @@ pub(crate) mod sealed {
         fn with(&mut self, ring: impl Ring);
     }
 
-    /// What is stored to a register. The hot path has types for it: closures that are not always
-    /// inlined would keep a request in memory.
+    /// A store to a register. The fast path has its own types for it, because a closure that is not
+    /// inlined would keep the request in memory.
     pub trait Ring {
         fn ring(self, register: &mut super::BlueFlame);
     }
@@ -618,8 +618,8 @@ pub(crate) mod sealed {
     }
 }
 
-/// What rings a send queue's doorbell: a register of its own ([`BlueFlame`]) or one shared under a
-/// lock ([`SharedBlueFlame`]). Only a send queue can do it:
+/// The register that rings a send queue's doorbell: its own ([`BlueFlame`]) or one shared under a
+/// lock ([`SharedBlueFlame`]). Only a send queue can write it:
 ///
 /// ```compile_fail
 /// fn ring(register: &mut uverbs_mlx5::mmio::SharedBlueFlame) {
@@ -639,8 +639,8 @@ pub trait Register: sealed::Sealed + Send + 'static {
 pub struct BlueFlame {
     /// Address of the half that was written last.
     last: usize,
-    /// At the sum of both halves' addresses, so that the other half is as far below as the address
-    /// of one. At the register's only address if it takes doorbells only: null is below.
+    /// The sum of both halves' addresses, so that subtracting one half's address gives the other's.
+    /// The register's only address if it takes doorbells only; the subtraction then gives null.
     both: *mut u64,
     /// Bytes per half, or 0.
     half: u32,
@@ -663,7 +663,7 @@ impl BlueFlame {
     /// sense.
     pub unsafe fn new(register: NonNull<u8>, half: u32) -> Self {
         debug_assert!(register.addr().get() % (2 * half as usize).max(8) == 0);
-        // The first one to be written is the lower half.
+        // The lower half is written first.
         let last = register.addr().get().wrapping_add(half as usize);
         let both = register.as_ptr().wrapping_add(if half == 0 { 0 } else { last });
         Self { last, both: both.cast(), half }
@@ -680,11 +680,11 @@ impl BlueFlame {
         }
     }
 
-    /// [`BlueFlame::doorbell`] of a register that takes nothing else.
+    /// [`BlueFlame::doorbell`] for a register that takes doorbells only.
     #[inline(always)]
     pub(crate) fn only_doorbell(&self, control: u64) {
-        // A volatile load is one of its own, so that copies need no second register. SAFETY: a
-        // field of this value; 8 bytes, aligned.
+        // A volatile load is not merged with others, so copies of WQEs need no second register.
+        // SAFETY: a field of this value; 8 bytes, aligned.
         unsafe { (&raw const self.both).read_volatile().write_volatile(control) };
     }
 
@@ -695,9 +695,9 @@ impl BlueFlame {
             crate::hint::cold_path();
             return None;
         };
-        // Volatile: stored whole. Of a change of one bit the compiler makes a store of one byte,
-        // and a load of the address then waits until that has left the store buffer. SAFETY: a
-        // field of this value.
+        // Volatile, so that the whole word is stored. The compiler turns a change of one bit into a
+        // store of one byte, and the next load of the word would wait for the store buffer. SAFETY:
+        // a field of this value.
         unsafe { (&raw mut self.last).write_volatile(half.addr().get()) };
         Some(half)
     }
@@ -720,8 +720,8 @@ impl sealed::Sealed for BlueFlame {
 /// One BlueFlame register shared by several send queues, under a spin lock held for one doorbell at
 /// a time.
 ///
-/// The price is an atomic exchange per doorbell, and the wait where queues meet. Prefer a register
-/// per queue; share where a process has more queues than the device has registers.
+/// Each doorbell costs an atomic exchange, and a wait if another queue holds the lock. Prefer a
+/// register per queue; share one if a process has more queues than the device has registers.
 #[derive(Clone, Debug)]
 pub struct SharedBlueFlame(Arc<Locked>);
 
@@ -744,8 +744,8 @@ impl SharedBlueFlame {
         Self(Arc::new(Locked { held: AtomicU32::new(0), register: register.into(), copy_limit }))
     }
 
-    /// Called in a forked child before `fork` returns: a thread of the parent that held the lock
-    /// never gives it back here.
+    /// Called in a forked child before `fork` returns: if a thread of the parent held the lock, it
+    /// never unlocks it in the child.
     pub fn disown(&self, _: InChild) {
         self.0.held.store(0, Ordering::Relaxed);
     }
@@ -770,8 +770,9 @@ impl sealed::Sealed for SharedBlueFlame {
     }
 }
 
-/// There is such a value only in a forked child, before `fork` has returned there. To other threads
-/// the calls that take one would be wrong: they hold locks, and poll what is given up.
+/// Proof that this is a forked child in which `fork` has not returned yet. With other threads the
+/// calls that take it would be wrong: the threads may hold locks that are released, and poll queues
+/// that are given up.
 ///
 /// ```compile_fail,E0133
 /// fn twice(register: &uverbs_mlx5::mmio::SharedBlueFlame) {
@@ -784,7 +785,7 @@ pub struct InChild(());
 impl InChild {
     /// # Safety
     /// The process is a forked child of the one that made the objects to which the value is passed,
-    /// and has no other thread. It frees none of the objects' memory.
+    /// and has no other thread. The child frees none of the objects' memory.
     pub const unsafe fn new() -> Self {
         Self(())
     }
@@ -796,9 +797,9 @@ impl InChild {
     }
 }
 
-/// There is such a value only for a queue that has just been reset, by the kernel or by a command
-/// of the program's own. Renewing another queue's handle would be wrong: the device would complete
-/// requests from before as if they were later ones, whose memory it may still access.
+/// Proof that a queue has just been reset, by the kernel or by a command of the program. Renewing
+/// the handle of a queue that was not reset would be wrong: the device would complete old requests
+/// as if they were new ones, while it may still access the new ones' memory.
 ///
 /// ```compile_fail,E0133
 /// fn renewed(handle: &uverbs_mlx5::user_index::QueueHandle) {
@@ -811,8 +812,8 @@ pub struct WasReset(());
 impl WasReset {
     /// # Safety
     /// The handle to which the value is passed is that of a queue whose reset was reported as done
-    /// since the handle was registered or renewed: the device completes none of the requests that
-    /// were posted with it any more.
+    /// since the handle was registered or renewed: the device completes no more requests that were
+    /// posted with it.
     pub const unsafe fn new() -> Self {
         Self(())
     }
@@ -821,9 +822,8 @@ impl WasReset {
 /// The register that arms completion queues, at [`CQ_ARM_OFFSET`](crate::format::CQ_ARM_OFFSET) of
 /// a UAR page.
 ///
-/// One page serves any number of CQs: each store is 8 bytes, complete in itself and never combined
-/// with another, since the page that serves this is not write-combining or is flushed after each
-/// store.
+/// One page serves any number of CQs: each store is 8 bytes and is not combined with another,
+/// because the page is not write-combining or is flushed after each store.
 #[derive(Clone, Copy, Debug)]
 pub struct ArmRegister(NonNull<u64>);
 
@@ -842,13 +842,13 @@ impl ArmRegister {
         Self(register)
     }
 
-    /// Memory that is never freed in place of the register.
+    /// A register in memory that is never freed.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn leaked() -> Self {
         Self(NonNull::from(Box::leak(Box::new(0))))
     }
 
-    /// Stores `{arm word, cqn}`, given as one big-endian number's value.
+    /// Stores `{arm word, cqn}`, passed as one number, in big-endian order.
     #[inline]
     pub(crate) fn arm(&self, doorbell: u64) {
         // SAFETY: valid and aligned by the contract of `new`.

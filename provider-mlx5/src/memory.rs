@@ -1,3 +1,3 @@
-//! Memory that the device reads or writes while we hold it.
+//! Memory that the device may read or write as long as a queue uses it.
 
 pub use crate::mapped::DmaMemory;

@@ -1,10 +1,10 @@
-//! Model-checked: what two threads, or a thread and the device, do to the same words.
+//! Model-checked accesses of two threads, or of a thread and the device, to the same words.
 //!
 //! Each test runs the crate's own code (or, where the words are in a ring, the same steps on words
 //! of the model) under every interleaving and every reordering that the memory model allows, up to
-//! a few preemptions. Beside each is the same with one order weakened, which must fail: so it is
-//! known that the model would see the mistake. The other party's accesses are loom cells, in which
-//! a race is an error.
+//! a few preemptions. Each has a twin in which one ordering is weakened and which must fail, to
+//! show that the model finds that mistake. The other party's accesses are loom cells, in which a
+//! race is an error.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p uverbs-mlx5 --lib --release models`
 
@@ -43,12 +43,12 @@ struct Lines {
     _bytes: [u8; 256],
 }
 
-/// Memory that no model looks at: only one side touches it.
+/// Memory that the models do not check, because only one side accesses it.
 fn lines() -> NonNull<u8> {
     NonNull::from(Box::leak(Box::new(Lines { _bytes: [0; 256] }))).cast()
 }
 
-/// A word of the model in the place of a doorbell record's.
+/// A word of the model that replaces one of a doorbell record.
 fn word() -> (&'static AtomicU32, DoorbellWord) {
     let word: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
     // SAFETY: under the model checker a doorbell word is one of its atomics, which this is; it is
@@ -177,8 +177,8 @@ mod doorbell_record {
 mod tail {
     use super::*;
 
-    /// The poller reads an entry and retires it; the posting side, when it sees that, fills it
-    /// anew.
+    /// The poller reads an entry and retires it. When the posting side sees that, it fills the
+    /// entry again.
     fn entry(publish: fn(&QueueState), retire: fn(&QueueState), retired: fn(&QueueState) -> bool) {
         let shared = Arc::new((QueueState::new(RECEIVES), UnsafeCell::new(1)));
         publish(&shared.0);
@@ -213,8 +213,8 @@ mod tail {
         });
     }
 
-    /// A device completes what is only being published, so the poller does not know the request's
-    /// id by the CQE.
+    /// The device completes a request that is still being published, so the CQE does not order the
+    /// load of the request's id.
     fn own_id(poll: fn(&QueueState) -> Option<u64>) {
         let table = UserIndexTable::new();
         let handle = table.register(RECEIVES, &[], None, 0).unwrap();
@@ -249,7 +249,7 @@ mod tail {
     #[test]
     #[should_panic]
     fn a_relaxed_tail_lets_the_poster_overtake() {
-        // The number has no order of its own. It is in the tail's place here.
+        // The number is accessed without ordering. Here it replaces the tail.
         let retired = |state: &QueueState| state.number() == 1;
         check(move || entry(|_| (), |state| state.set_number(1), retired));
     }
@@ -397,7 +397,7 @@ mod user_index {
         check(|| reset(false));
     }
 
-    /// The memory of a ring goes after `close`; the poller looks into it only while it is there.
+    /// A ring's memory is freed after `close`, and the poller reads it only before.
     fn ring(close: fn(&QueueHandle)) {
         let table = UserIndexTable::new();
         let handle = table.register(RECEIVES, &[], None, 1).unwrap();
@@ -507,7 +507,7 @@ mod shared_queues {
         });
     }
 
-    /// Two pollers put entries aside that the device gave back unused; each is found once.
+    /// Two pollers give back entries that the device did not use. Each is found once.
     #[test]
     fn unused_entries_are_found_once() {
         check(|| {
@@ -528,8 +528,8 @@ mod shared_queues {
         });
     }
 
-    /// A poller puts an entry aside while the posting side looks for such: either it finds it, or
-    /// its next post does not go the short way.
+    /// A poller gives back an unused entry while the posting side checks for such entries: either
+    /// it finds the entry, or its next post does not take the fast path.
     #[test]
     fn an_unused_entry_is_found_or_stops_the_next_post() {
         check(|| {
@@ -547,7 +547,7 @@ mod shared_queues {
         });
     }
 
-    /// What an entry's completion read was read before the posting side gets the entry.
+    /// A completion has read an entry before the posting side gets the entry.
     fn returned(
         give_back: fn(&FreeList, &AtomicBool),
         is_free: fn(&FreeList, &AtomicBool) -> bool,

@@ -15,7 +15,7 @@
 //! - rarely changed data: the QP's state and number, and the user's context value.
 //!
 //! A block is never freed while the [`UserIndexTable`](crate::user_index::UserIndexTable) lives; it
-//! is reused for later queues of the same size.
+//! is reused for later queues of the same shape.
 
 mod pointers;
 mod qp_state;
@@ -45,8 +45,8 @@ pub(crate) use side::{NO_START, Side};
 /// The counter of the request that completed last, given `head` and how many requests (or blocks)
 /// before it are `outstanding`.
 ///
-/// `completed` comes from the device, so it counts only if it names an outstanding request. Rings
-/// have at most 2^15 entries, so 16 bits identify one.
+/// `completed` comes from the device, so the result is `None` unless it names an outstanding
+/// request. Rings have at most 2^15 entries, so 16 bits identify one.
 #[inline]
 pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> Option<u32> {
     let back = u32::from((head as u16).wrapping_sub(completed));
@@ -62,7 +62,7 @@ pub struct QueueState {
     receives: CachePadded<Side>,
     /// Written by the posting sides: the numbers of blocks and of receives published. Both wrap.
     published_sends: CachePadded<AtomicU32>,
-    /// Below 2^16: as a number of 32 bits, so that pollers need not extend it.
+    /// Below 2^16, but kept in 32 bits, so that pollers need not extend it.
     published_receives: CachePadded<AtomicU32>,
     /// Read by both sides, rarely written.
     fixed: CachePadded<Fixed>,
@@ -118,20 +118,20 @@ struct Fixed {
     cqs: [AtomicU64; 2],
     /// Whether pollers report completions; otherwise they drop them.
     is_open: AtomicBool,
-    // Pollers count themselves in here, so these are on lines of their own.
+    // Pollers increment counters here, so these have their own cache lines.
     send_ring: CachePadded<ShownRing>,
     recv_ring: CachePadded<ShownRing>,
     /// The ids of send requests, followed by the [`QueueState::send_end`] entry of each block. Both
-    /// for a ring of twice the size: of the request that completed last, the poller does not know
-    /// where it ends. When the posting side fills its blocks again, its marks are still there, so
-    /// that a completion which names one of them is refused.
+    /// are for a ring of twice the size, because the poller does not know where the request that
+    /// completed last ends. When the posting side fills its blocks again, the old marks still
+    /// exist, so that a completion that names one of these blocks is refused.
     send_entries: Box<[AtomicU64]>,
     _recv_entries: Arc<[AtomicU64]>,
-    /// [`Kind`] of each UMR request, at the index of its first block in a ring of twice the size: a
-    /// completion that is lent is read after its blocks were filled again. Only once the one in
-    /// the next lap has been polled, too, a third request can have the place.
+    /// [`Kind`] of each UMR request, at the index of its first block in a ring of twice the size,
+    /// because the program may read a completion after its blocks were filled again. A third
+    /// request can use the same place only after the one in the next lap has been polled, too.
     send_kinds: Box<[AtomicU8]>,
-    /// Ids of requests that the caller has encoded, if completions tell them from others.
+    /// Ids of requests that the caller has encoded, if completions distinguish them.
     encoded: EncodedIds,
 }
 
@@ -245,8 +245,8 @@ impl QueueState {
         self.fixed.matches_tags.load(Ordering::Relaxed)
     }
 
-    /// Runs `call` on the list of tags. `None` if the queue has none, or if this is a forked child
-    /// and a thread of the parent holds it.
+    /// Runs `call` on the list of tags. `None` if the queue has no list, or if this is a forked
+    /// child and a thread of the parent held the list's lock.
     pub(crate) fn with_tags<X>(&self, call: impl FnOnce(&mut TagList) -> X) -> Option<X> {
         lock_unless(&self.fixed.tags, self.is_inherited())?.as_mut().map(call)
     }
@@ -294,8 +294,8 @@ impl QueueState {
         self.sends.complete(index);
     }
 
-    /// Tells pollers of all requests before this counter. Called before the doorbell that tells the
-    /// device of them.
+    /// Publishes all requests before this counter to pollers. Called before the doorbell that
+    /// publishes them to the device.
     #[inline(always)]
     pub(crate) fn publish_sends(&self, head: u32) {
         self.published_sends.store(head, Ordering::Release);
@@ -389,13 +389,13 @@ impl QueueState {
         self.fixed.free_list.as_ref()
     }
 
-    /// Lets pollers report the queue's completions.
+    /// Makes pollers report the queue's completions.
     pub(crate) fn open(&self) {
         let [sends, receives] = self.fixed.cqs.each_ref().map(|cq| cq.load(Ordering::Relaxed));
         // Release: publishes the contents of the block to pollers.
         self.fixed.is_open.store(true, Ordering::Release);
         self.sends.set_cq(sends);
-        // Only the slow path reads what a completion of tag matching reports.
+        // Only the slow path handles completions of tag matching.
         self.receives.set_cq(if self.receives().matches_tags() { 0 } else { receives });
     }
 
@@ -422,14 +422,15 @@ impl QueueState {
         own == cq
     }
 
-    /// Lets the poller of any CQ complete the queue's requests: for models of a weakened queue.
+    /// Allows the poller of any CQ to complete the queue's requests, for models of a weakened
+    /// queue.
     #[cfg(all(test, loom))]
     pub(crate) fn complete_anywhere(&self) {
         self.fixed.cqs.iter().for_each(|cq| cq.store(ANY_CQ, Ordering::Relaxed));
     }
 
-    /// Whether the sends complete to the CQ that the receives of `other` complete to. Not if both
-    /// complete nowhere.
+    /// Whether the sends complete to the same CQ as the receives of `other`. False if both complete
+    /// nowhere.
     pub(crate) fn sends_complete_with(&self, other: &Self) -> bool {
         let [sends, receives] =
             [&self.fixed.cqs[0], &other.fixed.cqs[1]].map(|cq| cq.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! What requests are made of: SGEs, remote addresses, flags; and why one is refused.
+//! The parts of requests (SGEs, remote addresses, flags) and the errors of posting.
 
 #[cfg(test)]
 use crate::format::RemoteAddressSegment;
@@ -16,7 +16,7 @@ pub(crate) fn octoword<S: zerocopy::IntoBytes + zerocopy::Immutable>(segment: S)
     [word(bytes, 0), word(bytes, 8)]
 }
 
-/// Eight bytes at `offset`; zero where there are none (no caller passes such an offset).
+/// The eight bytes at `offset`; 0 beyond the end (no caller passes such an offset).
 #[inline(always)]
 pub(crate) fn word(bytes: &[u8], offset: usize) -> u64 {
     match bytes.get(offset..).and_then(|rest| rest.first_chunk()) {
@@ -25,7 +25,7 @@ pub(crate) fn word(bytes: &[u8], offset: usize) -> u64 {
     }
 }
 
-/// A remote address and the key that opens it.
+/// A remote address and its key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
     /// Address in the remote region's address space.
@@ -57,7 +57,7 @@ impl Immediate {
         Self(value.to_be_bytes())
     }
 
-    /// The number that the four bytes are, most significant byte first.
+    /// The four bytes as a number, most significant byte first.
     pub const fn to_u32(self) -> u32 {
         u32::from_be_bytes(self.0)
     }
@@ -69,14 +69,15 @@ bitflags::bitflags! {
     pub struct PostFlags: u8 {
         /// The receiver raises a solicited event (`IBV_SEND_SOLICITED`).
         const SOLICITED = 0x02;
-        /// A successful request makes a completion (`IBV_SEND_SIGNALED`); a failed one always does.
+        /// A successful request generates a completion (`IBV_SEND_SIGNALED`); a failed one always
+        /// does.
         const SIGNALED = 0x08;
         /// Starts only after all earlier RDMA reads and atomics of this queue (`IBV_SEND_FENCE`).
         const FENCE = 0x80;
     }
 }
 
-/// Why a request was not posted. Nothing of it has been written anywhere.
+/// Why a request was not posted. The queue has not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
@@ -99,7 +100,7 @@ pub enum PostError {
         "the QP's state does not allow posting: sends need RTS or later, receives INIT or later"
     )]
     BadState,
-    /// This process is a forked child of the one that made the queue.
+    /// This process is a forked child of the one that created the queue.
     #[error("this process is a forked child of the one that opened the device: open it anew")]
     ForkedChild,
     /// The QP's service does not have the operation.
@@ -117,8 +118,8 @@ pub enum PostError {
         "atomics work on naturally aligned remote addresses and on a result buffer of exactly the operand's size"
     )]
     BadAtomic,
-    /// The device wants the first 18 bytes of each packet inside the WQE, and the request has none
-    /// there: it is not an `EthernetSendHeader`, or the packet is shorter.
+    /// The device needs the first 18 bytes of each packet inside the WQE, and the request does not
+    /// have them there: it is not an `EthernetSendHeader`, or the packet is shorter.
     #[error(
         "the device wants a packet's first 18 bytes inline: send it by EthernetSendHeader; shorter packets cannot be sent"
     )]
@@ -136,7 +137,7 @@ pub enum PostError {
     )]
     BadSegmentation,
     /// A request that a template cannot hold: it takes more blocks of 64 bytes than the template
-    /// has, has no data or an empty SGE where the template has data, or changes memory keys.
+    /// has, has no data (or an empty SGE) where the template has data, or changes memory keys.
     #[error(
         "the request takes more blocks of 64 bytes than the template has (one holds up to 44 bytes of inline data, 28 behind a remote address), has no data or an empty SGE, or changes memory keys: make a template of more blocks, or post the request itself"
     )]
@@ -150,13 +151,13 @@ pub enum PostError {
     /// The memory belongs to another protection domain than the queue.
     #[error("the memory belongs to another protection domain than the queue pair")]
     ForeignMemory,
-    /// The queue pair was made without such a queue: with no sends, with no receives, or with a
+    /// The queue pair was created without such a queue: without sends, without receives, or with a
     /// shared receive queue.
     #[error(
         "the queue pair has no such queue: it was made without one, or receives through a shared one"
     )]
     NoQueue,
-    /// An earlier request failed, and the queue sends nothing any more.
+    /// An earlier request failed, and the queue sends nothing more.
     #[error("an earlier request failed, and the queue sends nothing more: create another queue")]
     QueueFailed,
 }

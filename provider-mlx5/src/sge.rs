@@ -1,4 +1,4 @@
-//! The buffers that requests name, kept in the form in which a WQE holds them.
+//! Buffers of requests, kept in the format of a WQE.
 
 use core::fmt;
 
@@ -10,8 +10,7 @@ pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
 /// A scatter/gather entry (SGE): a span of registered memory (`struct ibv_sge`).
 ///
 /// It is kept as the data segment that the device reads, so posting is a copy. The fields are
-/// swapped to big-endian order once, when the SGE is made, and not with each post: a receive buffer
-/// that is posted again and again keeps its SGE.
+/// converted to big-endian order once, when the SGE is created, and not with each post.
 ///
 /// ```
 /// use uverbs_mlx5::request::Sge;
@@ -24,14 +23,14 @@ pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
 #[doc(alias = "ibv_sge")]
 pub struct Sge(Octoword);
 
-/// Bit 31 of the length as it is in memory. To the device it means nothing; here it marks an SGE
-/// that must not be written to a WQE as it is.
+/// Bit 31 of the length as it is in memory. The device does not define it; here it marks an SGE
+/// that must not be written to a WQE unchanged.
 pub(crate) const UNUSUAL: u32 = (1_u32 << 31).to_be();
 
 /// The length of an empty SGE. Zero would be 2 GiB to the device.
 const EMPTY: u32 = UNUSUAL;
 
-/// The length of all that is longer than [`MAX_SGE_LENGTH`].
+/// The length that stands for all lengths above [`MAX_SGE_LENGTH`].
 const TOO_LONG: u32 = u32::MAX;
 
 impl Sge {
@@ -75,28 +74,28 @@ impl Sge {
         Self([in_memory(encoded(length), lkey), self.0[1]])
     }
 
-    /// As many bytes under the same key, at `address`.
+    /// The same length and key, at `address`.
     #[inline(always)]
     #[must_use]
     pub const fn with_address(&self, address: u64) -> Self {
         Self([self.0[0], address.to_be()])
     }
 
-    /// What follows the first `length` bytes; empty if there are no more.
+    /// The part after the first `length` bytes; empty if there is none.
     #[must_use]
     pub const fn skip(&self, length: u32) -> Self {
         let rest = self.length().saturating_sub(length);
         self.with_address(self.address().wrapping_add(length as u64)).with_length(rest)
     }
 
-    /// The sixteen bytes as two words, for keeping an SGE in atomics. The first word depends on
-    /// length and key alone, the second one on the address.
+    /// The sixteen bytes as two words, for keeping an SGE in atomics. The first word depends only
+    /// on length and key, the second only on the address.
     #[inline(always)]
     pub const fn to_words(self) -> [u64; 2] {
         self.0
     }
 
-    /// What [`Sge::to_words`] gave.
+    /// The SGE of these words, which [`Sge::to_words`] returned.
     #[inline(always)]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
@@ -109,7 +108,7 @@ impl Sge {
         length
     }
 
-    /// Whether the SGE can be written to a WQE as it is: neither empty nor too long.
+    /// Whether the SGE can be written to a WQE unchanged: it is neither empty nor too long.
     #[inline(always)]
     pub(crate) fn is_usual(&self) -> bool {
         self.first() & UNUSUAL == 0
@@ -125,7 +124,7 @@ impl Sge {
         !self.is_usual() && !self.is_empty()
     }
 
-    /// The data segment. Only of a usual SGE.
+    /// The data segment. The SGE must be usual.
     #[inline(always)]
     pub(crate) fn octoword(&self) -> Octoword {
         debug_assert!(self.is_usual());
@@ -150,7 +149,7 @@ impl fmt::Debug for Sge {
     }
 }
 
-/// A length as an SGE holds it.
+/// The length in the encoding of an SGE.
 #[inline(always)]
 const fn encoded(length: u32) -> u32 {
     // Neither empty nor too long, in one comparison.
@@ -162,14 +161,14 @@ const fn unusual(length: u32) -> u32 {
     if length == 0 { EMPTY } else { TOO_LONG }
 }
 
-/// The eight bytes that two words are in memory, the first one first.
+/// Two words as the eight bytes that they are in memory, the first word first.
 #[inline(always)]
 const fn in_memory(first: u32, second: u32) -> u64 {
     let (first, second) = (first as u64, second as u64);
     if cfg!(target_endian = "little") { second << 32 | first } else { first << 32 | second }
 }
 
-/// What [`in_memory`] made eight bytes of.
+/// The inverse of [`in_memory`].
 #[inline(always)]
 const fn halves(both: u64) -> [u32; 2] {
     let (low, high) = (both as u32, (both >> 32) as u32);

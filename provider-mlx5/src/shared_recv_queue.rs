@@ -5,12 +5,12 @@
 //! `free_list.rs`). The poller's thread returns completed entries to that ring; the posting side
 //! takes them.
 //!
-//! A receive that hit a page fault on memory registered for on-demand paging completes with an
-//! error although nothing was wrong with it. The poller puts it aside, and the next call that posts
-//! or publishes posts it again. It does so in another entry, so that the entry that faulted is not
-//! used again at once; libmlx5 posts it in the poller (`mlx5_complete_odp_fault`). A receive whose
-//! completion is dropped because its QP is closed is posted again in the same way, since the
-//! program still expects it.
+//! A receive that hits a page fault on memory registered for on-demand paging completes with an
+//! error, although the receive is valid. The poller puts it aside, and the next call that posts or
+//! publishes posts it again, in another entry, so that the entry that faulted is not reused at
+//! once. (libmlx5 posts it in the poller, `mlx5_complete_odp_fault`.) A receive whose completion is
+//! dropped because its QP is closed is posted again in the same way, since the program still
+//! expects it.
 //!
 //! `recv_queue/post.rs` writes the entries.
 
@@ -47,8 +47,8 @@ pub struct SharedRecvQueue {
     pub(crate) places: Places,
     pub(crate) front: Front,
     pub(crate) free: *const FreeList,
-    /// The limit for the fast path that this side allows: [`ANY`] as long as every entry has a
-    /// terminator in the place of a second SGE, so that a list of one SGE needs none written; then
+    /// The posting side's limit for the fast path: [`ANY`] as long as every entry has a terminator
+    /// in place of a second SGE, so that a receive of one SGE need not write one; later
     /// [`WITH_LISTS`](crate::free_list::WITH_LISTS).
     pub(crate) limit: u32,
     pub(crate) max_sge: u8,
@@ -58,7 +58,7 @@ pub struct SharedRecvQueue {
     pub(crate) handle: QueueHandle,
 }
 
-/// Where the entries of an SRQ are, and what belongs to them.
+/// The entries of an SRQ and their tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     pub(crate) ring: *mut u8,
@@ -167,15 +167,16 @@ impl SharedRecvQueue {
         self.doorbell.store(self.counter & 0xffff);
     }
 
-    /// Posts again the receives that were put aside. Each of their entries joins the free entries
-    /// before its content is copied to the entry that is posted next, so that there is such an
-    /// entry even if the device has all others. Only this side takes free entries, so the content
-    /// stays intact meanwhile.
+    /// Posts again the receives that were put aside. Each entry is freed before its content is
+    /// copied to the entry that is posted next, so that such an entry exists even if the device has
+    /// all others. Only this side takes free entries, so the content stays intact until it is
+    /// copied.
     pub(crate) fn repost(&mut self) {
         // First, before the checks below: see `FreeList::set_limit`.
         self.free().set_limit(self.limit);
-        // The causes that send posts to the slow path were recorded before the limit was lowered,
-        // and this raises the limit first. So a cause that is missed here lowers the limit again.
+        // Another thread records the reason for the slow path before it lowers the limit, and this
+        // function raises the limit before it checks the reasons. So if a reason is missed here,
+        // that thread lowers the limit afterwards.
         if self.state().state() == QpState::Err || !self.free().grants_all() {
             self.free().close_fast_path();
         }
@@ -187,13 +188,14 @@ impl SharedRecvQueue {
         }
     }
 
-    /// Passes the receives that a leaked batch has built. They are posted from the head on, and
-    /// linked. Their places of the free list are empty, so that the fast path takes none.
+    /// Moves past the receives that a leaked batch has built. They are linked from the head on, and
+    /// will be posted. Their places in the free list are empty, so the fast path takes none of
+    /// them.
     pub(crate) fn adopt_leaked(&mut self) {
         let last = self.state().recv_wqes() - 1;
         for _ in 0..last {
             let head = self.front.head;
-            // The device may have given one back, although it was never told of it.
+            // A broken device may have given one back that was never published.
             if !self.free().is_taken(head) && !self.free().is_back(head, self.counter) {
                 return;
             }

@@ -1,17 +1,17 @@
-//! A queue's ring as its poller sees it, for data that came inside a CQE.
+//! A queue's ring as its poller sees it, for copying inline data of a CQE.
 //!
-//! The poller looks into a ring while another thread may close the queue and free the ring's
-//! memory. So the thread that takes the ring away waits until no poller looks into it: for one copy
-//! of 64 bytes at most. Pollers wait for no other thread.
+//! While a poller reads a ring, another thread may close the queue and free the ring's memory. So
+//! the thread that hides the ring waits until no poller reads it, which takes at most one copy of
+//! 64 bytes. Pollers never wait.
 
 use crate::format::DataSegment;
 use crate::memory::DmaMemory;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering, spin};
 
-/// Where the poller finds the scatter entries of a WQE whose data came inside the CQE.
+/// The ring in which the poller finds the scatter entries of a WQE whose data is inside the CQE.
 ///
-/// It has the right to access the ring's memory, and its entries are within that. The queue that
-/// keeps it takes the ring away when it is dropped; from then on that right may be gone.
+/// All entries are within the ring's memory. The queue hides the ring when it is dropped. From then
+/// on the memory may be freed.
 #[derive(Debug)]
 pub(crate) struct Ring {
     memory: DmaMemory,
@@ -34,10 +34,10 @@ impl Ring {
     }
 }
 
-/// A ring, as long as it may be looked into.
+/// A ring, as long as pollers may read it.
 #[derive(Debug)]
 pub(crate) struct ShownRing {
-    /// How many pollers look into it now, and the bits [`GONE`] and [`CHANGING`].
+    /// The number of pollers that are reading it, and the bits [`GONE`] and [`CHANGING`].
     users: AtomicU32,
     /// The parts of a [`Ring`]. Written only by [`ShownRing::set`], while no thread reads them.
     ///
@@ -48,7 +48,7 @@ pub(crate) struct ShownRing {
     head: AtomicU32,
 }
 
-/// The ring may not be looked into.
+/// Pollers must not read the ring.
 const GONE: u32 = 1 << 31;
 /// A thread is in [`ShownRing::set`]: others wait for it.
 const CHANGING: u32 = 1 << 30;
@@ -66,21 +66,21 @@ impl ShownRing {
         }
     }
 
-    /// Takes the ring away, and shows another one, if one is given. Only one thread at a time does
-    /// so; others wait.
+    /// Hides the ring, and shows another one if one is given. One thread at a time does this;
+    /// others wait.
     pub(crate) fn set(&self, ring: Option<&Ring>) {
-        // Acquire: what another thread set was set before.
+        // Acquire: the fields that another thread set are visible.
         while self.users.fetch_or(GONE | CHANGING, Ordering::Acquire) & CHANGING != 0 {
             spin();
         }
-        // Acquire: threads that looked have done so before the memory goes.
+        // Acquire: all reads of pollers come before the memory is freed.
         while self.users.load(Ordering::Acquire) != GONE | CHANGING {
             spin();
         }
         let mut done = CHANGING;
         if let Some(ring) = ring {
-            // It is gone, no thread is left that looks into it, and no other thread is changing it:
-            // so no thread sees the parts of two rings.
+            // The ring is hidden, no thread is reading it, and no other thread is changing it. So
+            // no thread sees parts of two rings.
             let first = ring.memory.as_ptr().wrapping_add(ring.head as usize);
             self.first.store(first, Ordering::Relaxed);
             self.mask.store(ring.mask, Ordering::Relaxed);
@@ -104,11 +104,12 @@ impl ShownRing {
         if !self.is_shown() {
             return None;
         }
-        // Acquire: what was shown was written before.
+        // Acquire: the fields of the shown ring are visible.
         let before = self.users.fetch_add(1, Ordering::Acquire);
         let result = if before & GONE == 0 {
-            // It was not gone when this thread was counted, so `set` does not write it, nor return
-            // to a caller that frees its memory, before this thread is counted no longer.
+            // The ring was shown when this thread was counted. So until this thread is no longer
+            // counted, `set` neither writes the fields nor returns to a caller that frees the
+            // memory.
             Some(use_it(LentRing(self)))
         } else {
             None
@@ -118,7 +119,7 @@ impl ShownRing {
     }
 }
 
-/// The [`Ring`] that is shown, while it cannot be taken away. Each part is loaded where it is used.
+/// The [`Ring`] that is shown, while it cannot be hidden. Each field is loaded where it is used.
 #[derive(Clone, Copy)]
 pub(crate) struct LentRing<'r>(&'r ShownRing);
 

@@ -1,13 +1,12 @@
-//! From what a program asks for to the size of its rings.
+//! Computes the sizes of rings from the limits that a program requests.
 //!
-//! A queue takes as many requests as were granted, each as large as its limits allow: its ring has
-//! space for that number of the longest ones. What a device cannot do is refused here, with the
-//! limit that forbids it.
+//! A ring has space for the granted number of requests of the longest kind that the limits allow.
+//! Sizes that the device does not support are refused here, with the limit that they exceed.
 
 use crate::format::{INLINE_LENGTH_MASK, MAX_DS, OCTOWORD, WQEBB_SIZE};
 use crate::send_queue::Service;
 
-/// What the device can do, as it reports (`mlx5_ib_query_device_resp`, HCA capabilities).
+/// The limits that the device reports (`mlx5_ib_query_device_resp`, HCA capabilities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Most requests of a send or receive queue, as the device announces it (`max_qp_wr`).
@@ -27,9 +26,9 @@ pub struct DeviceLimits {
 }
 
 bitflags::bitflags! {
-    /// Operations that a send queue has space for at its full depth, beside sends. Those left out
-    /// can be posted all the same where the service has them, and may then take more blocks each
-    /// than were reckoned with.
+    /// Operations besides sends for which a send queue has space at its full depth. Others can
+    /// still be posted if the service supports them, but each may then take more blocks than were
+    /// planned for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Operations: u8 {
         /// RDMA writes and reads.
@@ -38,8 +37,8 @@ bitflags::bitflags! {
         const ATOMIC = 2;
         /// Binding memory windows, and invalidating keys: 3 blocks each.
         const WINDOW = 4;
-        /// Changing memory keys (`mlx5dv_wr_mkey_configure`): 2 blocks, and the list of what the
-        /// key leads to, which may be as long as inline data.
+        /// Changing memory keys (`mlx5dv_wr_mkey_configure`): 2 blocks, and the list of the key's
+        /// translation, which may be as long as inline data.
         const KEY = 8;
     }
 }
@@ -48,7 +47,7 @@ impl Operations {
     /// Those of verbs: all but [`Operations::KEY`].
     pub const VERBS: Self = Self::RDMA.union(Self::ATOMIC).union(Self::WINDOW);
 
-    /// All that a service has.
+    /// All operations that a service supports.
     pub const fn of(service: Service) -> Self {
         match service {
             Service::Rc => Self::all(),
@@ -60,7 +59,7 @@ impl Operations {
     }
 }
 
-/// What a program asks of a send queue.
+/// The limits that a program requests for a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWanted {
     /// Requests at a time.
@@ -75,7 +74,7 @@ pub struct SendWanted {
     pub operations: Operations,
 }
 
-/// The size of a send queue, and what it grants.
+/// The size of a send queue, and the limits that it grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendSize {
     /// Blocks of the ring, a power of two; 0 if no requests were asked for.
@@ -95,7 +94,7 @@ impl SendSize {
     }
 }
 
-/// The size of a receive queue or SRQ, and what it grants.
+/// The size of a receive queue or SRQ, and the limits that it grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvSize {
     /// Entries of the ring, a power of two; 0 if no requests were asked for.
@@ -115,7 +114,7 @@ impl RecvSize {
     }
 }
 
-/// Why a queue of the size asked for cannot be.
+/// Why a queue of the requested size cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SizeError {
@@ -129,7 +128,7 @@ pub enum SizeError {
         /// Bytes that the device takes.
         limit: u32,
     },
-    /// More inline data than a segment can say.
+    /// More inline data than the segment's length field can hold.
     #[error(
         "a request carries at most 1023 bytes of inline data (its length field has 10 bits), not {wanted}"
     )]
@@ -151,9 +150,9 @@ pub enum SizeError {
     },
 }
 
-/// What the 16-bit counters of doorbell records leave unambiguous.
+/// Most entries of a ring: more would be ambiguous in the 16-bit counters of doorbell records.
 const MAX_RING: u32 = 1 << 15;
-/// What devices offer at most (`log_max_cq_sz`), and the poller takes.
+/// Most entries of a CQ that devices offer (`log_max_cq_sz`) and the poller supports.
 const MAX_COMPLETIONS: u32 = 1 << 22;
 
 /// The size of a send queue.
@@ -178,7 +177,7 @@ pub fn send_queue(
     let copied = inline_header(header, operations);
     let inlined = if wanted.inline == 0 { 0 } else { copied + inline_octowords(wanted.inline) };
     let octowords = gathered.max(inlined).max(fixed_octowords(service, operations));
-    // A queue refuses limits that no WQE holds, whichever operation comes.
+    // The limits must fit into a WQE with any operation, because the queue checks that.
     let spare = data_header(service, Operations::of(service)) - header;
     let limit = limits.send_wqe_bytes.min((u32::from(MAX_DS) - spare) * OCTOWORD as u32);
     let needed = octowords.saturating_mul(OCTOWORD as u32);
@@ -189,7 +188,7 @@ pub fn send_queue(
     let most = limits.send_wqebbs.min(MAX_RING);
     check_requests(wanted.requests, most / blocks, limits)?;
     let wqebbs = ring(u64::from(wanted.requests) * u64::from(blocks), most, blocks, 0)?;
-    // Grant whatever else fits into the blocks that a request occupies anyway.
+    // Grant all that fits into the blocks that a request occupies in any case.
     let room = (4 * blocks).min(limit / OCTOWORD as u32);
     Ok(SendSize {
         wqebbs,
@@ -199,8 +198,8 @@ pub fn send_queue(
     })
 }
 
-/// Refuses more requests than the device announces, although shorter rings than the longest hold
-/// them: the device's driver refuses them as well, or may. The longest ring holds `fitting`.
+/// Refuses more requests than the device announces, even if a ring could hold them, because the
+/// kernel driver may refuse them too. The longest ring holds `fitting` requests.
 fn check_requests(requests: u32, fitting: u32, limits: &DeviceLimits) -> Result<(), SizeError> {
     let limit = limits.requests;
     if requests > limit {
@@ -210,7 +209,7 @@ fn check_requests(requests: u32, fitting: u32, limits: &DeviceLimits) -> Result<
     Ok(())
 }
 
-/// Octowords of so much inline data behind its length.
+/// Octowords of this many bytes of inline data and their length field.
 const fn inline_octowords(bytes: u32) -> u32 {
     (bytes + 4).div_ceil(16)
 }
@@ -223,7 +222,7 @@ fn data_header(service: Service, operations: Operations) -> u32 {
     1 + service.data_overhead() as u32 - without
 }
 
-/// Octowords before what is copied into a request: inline data, or what a memory key leads to.
+/// Octowords before the data copied into a request: inline data, or a memory key's translation.
 const fn inline_header(data_header: u32, operations: Operations) -> u32 {
     // Control, UMR control, mkey context.
     if operations.contains(Operations::KEY) { 1 + 3 + 4 } else { data_header }
@@ -256,7 +255,7 @@ pub fn recv_queue(
     }
     check_requests(requests, limits.requests, limits)?;
     let stride = stride(head_octowords, sge.max(1), limits)?;
-    // The send queue behind it in the same buffer starts at a multiple of 64 bytes.
+    // The send queue after it in the same buffer must start at a multiple of 64 bytes.
     let least = (WQEBB_SIZE as u32).div_ceil(stride);
     let entries = ring(u64::from(requests.max(least)), limits.recv_wqes.min(MAX_RING), 1, 0)?;
     Ok(RecvSize { entries, stride, requests: entries, sge: stride / 16 - head_octowords })
@@ -284,7 +283,7 @@ pub fn shared_recv_queue(
 /// # Errors
 /// [`SizeError::TooManyRequests`].
 pub fn completion_queue(completions: u32, limits: &DeviceLimits) -> Result<u32, SizeError> {
-    // One entry is lent to the program while the next is polled.
+    // The program may still read one entry while the next is polled.
     ring(u64::from(completions.max(1)) + 1, limits.cqes.min(MAX_COMPLETIONS), 1, 1)
 }
 
@@ -355,7 +354,8 @@ mod tests {
         assert_eq!((size.wqebbs, size.requests, size.sge, size.inline), (64, 64, 2, 28));
     }
 
-    /// A list of four entries has the length of 60 bytes inline, and the place of a window's.
+    /// A list of four entries is as long as 60 bytes of inline data, and is at the same offset as a
+    /// window's.
     #[test]
     fn lists_of_memory_keys_are_as_long_as_inline_data() {
         for (inline, blocks, granted) in [(0, 3, 60), (60, 3, 60), (61, 4, 124), (512, 11, 572)] {

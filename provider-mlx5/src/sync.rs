@@ -1,5 +1,4 @@
-//! The atomics and locks of everything that two threads share, or their model-checked twins under
-//! `cfg(loom)`.
+//! Atomics and locks for data that threads share, or their model-checked twins under `cfg(loom)`.
 
 use std::sync::TryLockError;
 
@@ -15,8 +14,8 @@ pub(crate) use {
     std::sync::{Arc, Mutex},
 };
 
-/// Locks, and takes the data of a thread that panicked while holding the lock as it is: every
-/// critical section of this crate leaves its data consistent at each step.
+/// Locks, and ignores poisoning: every critical section of this crate keeps its data consistent at
+/// each step, even if it panics.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> impl core::ops::DerefMut<Target = T> + '_ {
     match mutex.lock() {
         Ok(guard) => guard,
@@ -33,8 +32,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<impl core::ops::DerefMut<T
     }
 }
 
-/// [`lock`]; in a process that is `inherited`, a forked child, `None` if the lock is held: by a
-/// thread of the parent, which does not exist here and never unlocks.
+/// [`lock`]. In a forked child (`inherited`), returns `None` if the lock is held, because its
+/// holder is a thread of the parent and never unlocks it in the child.
 pub(crate) fn lock_unless<T>(
     mutex: &Mutex<T>,
     inherited: bool,

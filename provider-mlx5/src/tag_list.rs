@@ -1,14 +1,15 @@
-//! The list of tags of a tag matching SRQ, as software knows it: which entries the device has, and
-//! which changes of the list it has not confirmed yet.
+//! Software's copy of the tag list of a tag matching SRQ: the entries that the device has, and the
+//! changes that it has not confirmed yet.
 //!
 //! The device keeps the list. Software numbers the entries, and an append names the entry that the
-//! *next* append will take. So both sides follow one queue of free entries, whose last one is never
-//! taken.
+//! *next* append will take. So both sides use the same queue of free entries, the last of which is
+//! never taken.
 //!
-//! As libmlx5 does (`mlx5_post_srq_ops`, `handle_tag_matching`), with two differences. The device
-//! may complete only what it has: a message of an entry twice, or a change that was not asked for,
-//! is refused. And every change that tells the device a number of unexpected messages counts, not
-//! only an append, so that a later append does not ask for another synchronization.
+//! As libmlx5 does (`mlx5_post_srq_ops`, `handle_tag_matching`), with two differences. Invalid
+//! completions of the device are refused: a second one for an entry's message, or one for a change
+//! that was not posted. And every change that reports the number of unexpected messages to the
+//! device counts, not only an append, so that a later append does not request another
+//! synchronization.
 
 use std::collections::VecDeque;
 
@@ -22,8 +23,8 @@ const NONE: u32 = u32::MAX;
 /// counts them in 16 bits.
 const MAX_UNTOLD: u32 = 0x3fff;
 
-/// The QP that posts the changes. A list never has a second one, because the CQEs of changes name
-/// the SRQ: those that an earlier QP left behind would confirm changes of the next one.
+/// The QP that posts the changes. A list has only one during its life, because the CQEs of changes
+/// name the SRQ: CQEs left by an earlier QP would confirm changes of the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     NotSet,
@@ -48,10 +49,11 @@ pub(crate) struct TagList {
     next_index: Option<u16>,
     /// How many changes there were.
     entered: u64,
-    /// When entries that were not appended were last looked for: how many changes had been made of
-    /// how many.
+    /// The state of the last search for entries that were not appended: how many changes the device
+    /// had made, and how many were posted.
     failed: (u64, u64),
-    /// Unexpected messages that were polled, and that the device was told of; both wrap.
+    /// The numbers of unexpected messages that were polled, and that were reported to the device.
+    /// Both wrap.
     unexpected: u32,
     told: u32,
 }
@@ -61,7 +63,7 @@ struct Entry {
     next_free: u32,
     wr_id: u64,
     buffer: Option<Sge>,
-    /// What the device had been told when the entry was appended.
+    /// The number that had been reported to the device when the entry was appended.
     phase: u16,
     /// Number of the change that appended it, from 1.
     appended: u64,
@@ -99,9 +101,9 @@ pub(crate) struct Asked {
     pub(crate) wr_id: u64,
     /// Index of its WQE.
     pub(crate) index: u16,
-    /// Whether the device confirms it.
+    /// Whether the device confirms the change.
     pub(crate) is_signaled: bool,
-    /// The number of unexpected messages that it tells the device.
+    /// The number of unexpected messages that the change reports to the device.
     pub(crate) unexpected: Option<u32>,
 }
 
@@ -119,12 +121,12 @@ pub(crate) struct Confirmed {
     pub(crate) wr_id: u64,
     /// Index of its WQE.
     pub(crate) index: u16,
-    /// Whether the device has counted unexpected messages that it was not told of.
+    /// Whether the device has counted unexpected messages that were not reported to it.
     pub(crate) is_behind: bool,
 }
 
 impl TagList {
-    /// A list that holds as many tags, at most 65,535.
+    /// A list that holds `tags` entries.
     pub(crate) fn new(tags: u16) -> Self {
         let last = u32::from(tags);
         let entry = |at| Entry {
@@ -161,7 +163,7 @@ impl TagList {
         is_first
     }
 
-    /// Notes that the QP with this user index goes.
+    /// Records that the QP with this user index was destroyed.
     pub(crate) fn clear_command(&mut self, user_index: u32) {
         if self.command == Command::Set(user_index) {
             self.command = Command::Gone;
@@ -181,9 +183,9 @@ impl TagList {
         }
     }
 
-    /// Whether a change in the WQE with this index follows the last one. It does not if that one
-    /// was in a batch that was leaked or aborted: the device has not seen it, so it gives its next
-    /// entry another number than this list.
+    /// Whether a change in the WQE with this index follows the last one. It does not if the last
+    /// change was in a leaked or aborted batch: the device has not executed that change, so it
+    /// numbers its next entry differently from this list.
     pub(crate) fn is_next(&self, index: u16) -> bool {
         self.next_index.is_none_or(|next| next == index)
     }
@@ -213,8 +215,9 @@ impl TagList {
         self.expect(TagEvent::APPEND, Some(taken), asked);
     }
 
-    /// Records that an entry is to be removed. Without a completion it is free at once, unless a
-    /// message has taken it: the device cannot remove it then, and completes the message.
+    /// Records that an entry is to be removed. If the change is unsignaled, the entry is free at
+    /// once. If a message has taken the entry, the device cannot remove it, and completes the
+    /// message.
     pub(crate) fn remove(&mut self, at: u16, asked: Asked) {
         self.enter(asked);
         if asked.is_signaled {
@@ -228,13 +231,13 @@ impl TagList {
         self.release(at);
     }
 
-    /// Records that the device is told a number.
+    /// Records that a number of unexpected messages is reported to the device.
     pub(crate) fn sync(&mut self, asked: Asked) {
         self.enter(asked);
         self.expect(TagEvent::NOOP, None, asked);
     }
 
-    /// Records what all changes have in common.
+    /// Records the data that all changes have in common.
     fn enter(&mut self, asked: Asked) {
         self.next_index = Some(asked.index.wrapping_add(1));
         self.entered += 1;
@@ -253,8 +256,8 @@ impl TagList {
     }
 
     /// Records that the change in the WQE with this index was not made, and none after it: the QP
-    /// that posts them is in error. Entries that they were to append are free, and the device still
-    /// has those that they were to remove.
+    /// that posts them is in error. Entries that these changes were to append are free, and the
+    /// device still has those that they were to remove.
     pub(crate) fn fail(&mut self, index: u16) {
         let Some(next) = self.next_index else { return };
         let made = self.entered.saturating_sub(next.wrapping_sub(index).into());
@@ -264,8 +267,7 @@ impl TagList {
             self.entry_mut(at).into_iter().for_each(|entry| entry.changes -= 1);
             self.release(at);
         }
-        // A queue in error gives one completion for each change. None of the later ones changes
-        // what the first one has found.
+        // A queue in error completes each change. The completions after the first change nothing.
         let (made_then, entered_then) = self.failed;
         if made < made_then || self.entered != entered_then {
             self.failed = (made, self.entered);
@@ -274,8 +276,7 @@ impl TagList {
         }
     }
 
-    /// Lists the entries again that later changes than this number were to remove without a
-    /// completion.
+    /// Restores the entries that unsignaled changes after number `made` were to remove.
     fn list_again(&mut self, made: u64) {
         for Removal { at, before, number } in std::mem::take(&mut self.removals) {
             let Some(entry) = self.entry_mut(at) else { continue };
@@ -286,8 +287,8 @@ impl TagList {
         self.link_free();
     }
 
-    /// Links all entries of which the device has neither the entry nor a change. Their order no
-    /// longer matters, because the QP makes no change any more.
+    /// Links all entries that the device does not have and that no pending change names. Their
+    /// order no longer matters, because the QP makes no more changes.
     fn link_free(&mut self) {
         let is_free = |entry: &Entry| !entry.is_listed && entry.changes == 0;
         let all = self.entries.iter().zip(0..).filter(|(entry, _)| is_free(entry));
@@ -300,7 +301,7 @@ impl TagList {
         self.last_free = free.last().copied().unwrap_or(NONE);
     }
 
-    /// Frees the entries that later changes than this number were to append.
+    /// Frees the entries that changes after number `made` were to append.
     fn free_what_came_after(&mut self, made: u64) {
         for at in 0..self.entries.len() {
             let entry = &mut self.entries[at];
@@ -311,7 +312,7 @@ impl TagList {
         }
     }
 
-    /// Makes an entry free if the device has neither the entry nor a change of it.
+    /// Frees an entry if the device does not have it and no pending change names it.
     fn release(&mut self, at: u16) {
         let Some(entry) = self.entry_mut(at) else { return };
         if entry.is_listed || entry.changes > 0 {
@@ -342,8 +343,8 @@ impl TagList {
         self.changes.front().filter(|change| change.kind == event).map(|change| change.index)
     }
 
-    /// Takes the next change, which the device has confirmed. `is_done` is false if the entry to be
-    /// removed had taken a message; `phase` is what the device has counted.
+    /// Takes the next change, which the device has confirmed. `is_done` is false if a message had
+    /// taken the entry to be removed; `phase` is the device's count of unexpected messages.
     pub(crate) fn confirm(&mut self, is_done: bool, phase: u16) -> Option<Confirmed> {
         let Change { kind, entry, wr_id, index, number } = self.changes.pop_front()?;
         self.removals.drain(..self.removals.partition_point(|removal| removal.number < number));
@@ -361,11 +362,12 @@ impl TagList {
         self.entries.get_mut(usize::from(at))
     }
 
-    /// Counts an unexpected message. Returns whether software has to tell the device of those that
-    /// it has seen, because otherwise the device stops matching.
+    /// Counts an unexpected message. Returns whether software has to report its count to the
+    /// device, because otherwise the device stops matching.
     pub(crate) fn count_unexpected(&mut self) -> bool {
         self.unexpected = self.unexpected.wrapping_add(1);
-        // A program that tells more than were polled is ahead itself.
+        // If the program has reported more than were polled, it is ahead, and the difference is
+        // negative.
         (self.unexpected.wrapping_sub(self.told) as i32) > MAX_UNTOLD as i32
     }
 }

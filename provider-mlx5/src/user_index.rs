@@ -1,8 +1,8 @@
-//! The user index table: from the index in a CQE to the queue it belongs to.
+//! The user index table: finds the queue of a CQE by the index in it.
 //!
 //! The program chooses a 24-bit user index for each QP and XRC SRQ, and the device writes it into
 //! every CQE (CQE version 1, `MLX5_CQE_VERSION_V1`). The lower 16 bits, as the CQE has them in
-//! memory, are a place in the table, so finding a queue is one load. Indices are given out so that
+//! memory, are a place in the table, so finding a queue is one load. Indices are assigned so that
 //! the first places are used first.
 //!
 //! Two queues share a place only if more than 65,535 are registered. Such a place is empty, and the
@@ -13,8 +13,8 @@
 //! reaches them. The index and the block are reused once each CQ of the queue has been polled past
 //! the CQEs that it held at that time. A QP that is reset keeps its index and gets another block at
 //! once; the poller recognises CQEs from before the reset by their position in the CQ. Blocks are
-//! never freed while the table exists. So every index leads to a valid block, also for a poller
-//! that has just looked one up, and for an index that the device got wrong.
+//! never freed while the table exists. So every index leads to a valid block, even a wrong index
+//! from the device, and a block stays valid for a poller that has just looked it up.
 
 mod handle;
 
@@ -47,8 +47,8 @@ pub struct UserIndexTable(Arc<Inner>);
 struct Inner {
     control: Mutex<Control>,
     tables: Tables,
-    /// This process is a forked child of the one that made the table. Another thread of the parent
-    /// may have held any of the locks, which then stays locked here.
+    /// This process is a forked child of the one that created the table. If another thread of the
+    /// parent held a lock, the lock stays locked here.
     inherited: AtomicBool,
 }
 
@@ -57,12 +57,12 @@ struct Inner {
 struct Tables {
     /// The block at each place, if only one index leads there; otherwise `unused`.
     direct: BlockTable,
-    /// For each value of an index's upper 8 bits, the blocks of only those indices. There are such
-    /// tables only once two indices may lead to one place, and only for values that were given out.
+    /// For each value of an index's upper 8 bits, the blocks of only those indices. Such tables
+    /// exist only once two indices may share a place, and only for values that were assigned.
     parts: [OnceLock<BlockTable>; PARTS],
     /// A closed block.
     unused: Shared<QueueState>,
-    /// All indices with a number below this have been given out at least once.
+    /// All indices with a number below this have been assigned at least once.
     next_number: AtomicU32,
 }
 
@@ -73,7 +73,7 @@ impl Default for UserIndexTable {
     }
 }
 
-/// The index that is given out as the `number`th: their places are in order.
+/// The `number`th index to be assigned. The places of consecutive numbers are in order.
 fn index_of(number: u32) -> u32 {
     number & !0xffff | u32::from(u16::from_be(number as u16))
 }
@@ -127,7 +127,7 @@ pub enum RegisterError {
 #[derive(Clone, Debug)]
 pub struct QueueHandle {
     entry: Arc<Entry>,
-    /// The block of `entry`, so that reading it costs no second pointer.
+    /// The block of `entry`, kept here to save following a second pointer.
     block: Shared<QueueState>,
 }
 
@@ -209,10 +209,10 @@ impl UserIndexTable {
         self.0.tables.set(index, block);
     }
 
-    /// Called in a forked child, whose queues belong to the parent: posting fails with
-    /// [`ForkedChild`](crate::request::PostError::ForkedChild) the next time that it checks the
-    /// state, closing a handle does nothing, and a poll waits for no lock: it may drop completions
-    /// of queues that were reset. Takes no lock and allocates nothing, so it may be called before
+    /// Called in a forked child, whose queues belong to the parent. From now on, posting fails with
+    /// [`ForkedChild`](crate::request::PostError::ForkedChild) at its next check of the state,
+    /// closing a handle does nothing, and a poll waits for no lock: it may drop completions of
+    /// queues that were reset. Takes no lock and allocates nothing, so it may be called before
     /// `fork` returns.
     pub fn disown(&self, _: InChild) {
         self.0.inherited.store(true, Ordering::Relaxed);

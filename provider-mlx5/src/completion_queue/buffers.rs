@@ -1,5 +1,5 @@
-//! Access of pollers to the buffers of requests: copying inline data of a CQE to them, reading
-//! frames out of them, and replacing them.
+//! How pollers access the buffers of requests: copying inline data from a CQE to them, reading
+//! frames from them, and replacing them.
 
 #![allow(unsafe_code)]
 
@@ -118,7 +118,7 @@ impl CompletionQueue {
     }
 
     /// Copies inline data to the buffer of an entry of a list of tags, if the CQE has any: only
-    /// CQEs of 128 bytes can, as the CQE has the message's header elsewhere.
+    /// CQEs of 128 bytes can, because in others the message's header takes that space.
     pub(super) fn deliver_matched(
         &self,
         cqe: CqeView,
@@ -428,7 +428,7 @@ impl FrameQueue {
     }
 
     /// The next frame, whose buffer is given back when the frame is dropped. If `publishes` is
-    /// true, the device learns of that at once; otherwise with the next [`FrameQueue::publish`].
+    /// true, the doorbell record is written at once; otherwise by the next [`FrameQueue::publish`].
     ///
     /// # Safety
     /// `next` is the value that the last [`FrameQueue::look`] or [`FrameQueue::look_slow`] of this
@@ -468,7 +468,7 @@ impl Frame<'_> {
             (*places.ids.add(place)).store(buffer.address(), Ordering::Relaxed);
             places.first.byte_add(place << places.shift).write(buffer.octoword());
         }
-        // Before the doorbell record that tells the device of the entry.
+        // Before the doorbell record that publishes the entry.
         crate::barrier::to_device();
     }
 }
@@ -505,8 +505,7 @@ impl PostedRing {
         Ok(Self { places, head: receives.head(), handle: receives.handle().clone() })
     }
 
-    /// Posts a buffer of one SGE in the next entry. The device learns of it with
-    /// [`PostedRing::publish`].
+    /// Writes a buffer of one SGE to the next entry. [`PostedRing::publish`] tells the device.
     ///
     /// # Safety
     /// The device has completed the receive that was in the entry. The buffer stays registered, and
@@ -515,7 +514,7 @@ impl PostedRing {
     pub unsafe fn post(&mut self, buffer: Sge) {
         let place = self.place(self.head) as usize;
         // SAFETY: the ring has `mask + 1` entries, and the device does not read this one before it
-        // knows of it.
+        // is published.
         unsafe {
             let entry = self.places.first.byte_add(place << self.places.shift);
             entry.write(buffer.octoword());

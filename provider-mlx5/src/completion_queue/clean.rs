@@ -1,5 +1,5 @@
-//! Removing the completions of closed queues from the ring, for a caller that excludes all pollers
-//! of the CQ meanwhile.
+//! Removes the completions of closed queues from the ring. The caller excludes all pollers of the
+//! CQ.
 
 use core::mem::offset_of;
 
@@ -10,9 +10,9 @@ use super::slow::put_aside;
 use crate::format::Cqe;
 
 impl CompletionQueue {
-    /// Removes the CQEs of queues that were closed or reset, so that they occupy no entries until
-    /// they are polled. The other CQEs stay in order. libmlx5 does the same when it resets or
-    /// destroys a QP (`mlx5_cq_clean`).
+    /// Removes the CQEs of queues that were closed or reset, so that they no longer occupy entries.
+    /// The other CQEs stay in order. libmlx5 does the same when it resets or destroys a QP
+    /// (`mlx5_cq_clean`).
     ///
     /// Does nothing during a resize.
     pub fn remove_closed(&mut self) {
@@ -22,17 +22,18 @@ impl CompletionQueue {
         // Read before the ring, because CQEs of queues that are closed later stay in it.
         let requested = self.monitor.requested();
         let monitor = self.monitor.clone();
-        // Holds the lock: another thread that looks for a queue's CQEs would miss those that move.
+        // The lock is held meanwhile, because another thread that searches for a queue's CQEs would
+        // miss those that move.
         monitor.set_place(self.queues.table().is_inherited(), |_| self.move_up());
         self.report_drained(requested);
     }
 
-    /// Whether CQEs may be removed: no resize may still happen, and what was refused is reported.
+    /// Whether CQEs may be removed: no resize is pending, and all refused CQEs have been reported.
     pub(super) fn can_remove(&self) -> bool {
         self.pending.is_empty() && self.kept == 0
     }
 
-    /// Moves the other CQEs to the end, and the consumer index to the first of them.
+    /// Moves the CQEs of open queues to the end, and the consumer index to the first of them.
     fn move_up(&mut self) {
         let mut removed = 0;
         for ahead in (0..self.written()).rev() {

@@ -1,4 +1,4 @@
-//! A completion, as the poller lends it: fields are read out of the CQE when the program asks for
+//! A completion, borrowed from the queue: fields are read from the CQE when the program asks for
 //! them.
 
 use core::fmt;
@@ -13,8 +13,8 @@ use crate::format::{
 use crate::queue_state::{Kind, Side};
 use crate::request::Immediate;
 
-/// The opcode of a request that the caller has encoded, in completions of a queue that tells such
-/// requests from others. No request of a device has it.
+/// The opcode in completions of requests that the caller has encoded, for queues that mark such
+/// requests. No real request has it.
 #[doc(hidden)]
 pub const ENCODED: Opcode = Opcode(0xff);
 
@@ -35,7 +35,7 @@ pub enum Status {
     Flushed = 5,
     /// A memory window could not be bound.
     WindowBind = 6,
-    /// The responder answered with something unexpected.
+    /// The responder's answer was invalid.
     BadResponse = 7,
     /// The responder could not access its own buffer.
     LocalAccess = 8,
@@ -133,7 +133,7 @@ pub enum CompletionOpcode {
     TagAdd,
     /// An entry of a list of tags was removed, or was to be.
     TagRemove,
-    /// A tag matching SRQ was told a number of unexpected messages.
+    /// A tag matching SRQ took the number of unexpected messages that the program has handled.
     TagSync,
     /// A message with a tag: [`Completion::tag_event`] says whether an entry took it.
     TagRecv,
@@ -143,7 +143,7 @@ pub enum CompletionOpcode {
     Other(Opcode),
 }
 
-/// The poller's result, without the borrow.
+/// The poller's result, without the borrow of the queue.
 ///
 /// The order of the fields matters. In a `Result`, an error is marked by an otherwise unused value
 /// of `status`, and the error itself is stored in the byte after it. That byte must not be part of
@@ -160,7 +160,7 @@ pub(super) struct Raw {
     pub(super) wr_id: u64,
 }
 
-/// What the fields of a completion are read from: its CQE, and the queue of its request.
+/// The source of a completion's fields: its CQE, and the queue of its request.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct LentCqe<'c> {
@@ -179,7 +179,7 @@ impl<'c> LentCqe<'c> {
     }
 }
 
-/// A completion, lent until the next poll.
+/// A completion, borrowed from the queue until the next poll.
 ///
 /// In an error completion only `wr_id`, `status`, `qp_num`, `user_context`, the syndromes and the
 /// send opcode are valid (ibv_poll_cq(3)).
@@ -256,7 +256,7 @@ impl WorkCompletion {
         self.kind
     }
 
-    /// True: [`Completion::to_work_completion`] has removed the mark from others.
+    /// Always true, because [`Completion::to_work_completion`] has removed the mark from others.
     fn is_of_tag_list(&self) -> bool {
         true
     }
@@ -302,8 +302,8 @@ impl<'c> Completion<'c> {
         self.state().send_kind(self.wqe_index())
     }
 
-    /// Whether the queue receives through a tag matching SRQ. Only then may the CQE say that it is
-    /// of tag matching.
+    /// Whether the queue receives through a tag matching SRQ. Only then may a CQE be one of tag
+    /// matching.
     fn is_of_tag_list(&self) -> bool {
         self.state().receives().matches_tags()
     }
@@ -349,7 +349,7 @@ impl<'c> Completion<'c> {
         Self::new(Raw { status, format, cqe, side, wr_id })
     }
 
-    /// Whether a receive may have a GRH or good checksums. Both in one comparison.
+    /// Whether a receive may have a GRH or good checksums, found in one comparison.
     #[doc(hidden)]
     #[inline(always)]
     pub fn may_have_receive_flags(&self) -> bool {
@@ -359,7 +359,7 @@ impl<'c> Completion<'c> {
         self.cqe().u64(offset_of!(Cqe, flags_remote_qpn)) & (GRH | CHECKS) != 0
     }
 
-    /// Whether data came inside the CQE.
+    /// Whether, and in which format, the CQE contains data.
     pub fn format(&self) -> CqeFormat {
         self.raw.format
     }
@@ -423,7 +423,7 @@ macro_rules! accessors {
                 is_tagged.then(|| TagEvent(self.cqe().u8(offset_of!(Cqe, app_op))))
             }
 
-            /// Whether [`Self::tag_event`] may return something. In one comparison.
+            /// Whether [`Self::tag_event`] may return an event, found in one comparison.
             #[doc(hidden)]
             #[inline(always)]
             pub fn may_match_tags(&self) -> bool {
@@ -433,7 +433,7 @@ macro_rules! accessors {
             /// Whether the program has to tell the tag matching SRQ the number of unexpected
             /// messages that it has handled (`IBV_WC_TM_SYNC_REQ`).
             pub fn asks_for_tag_sync(&self) -> bool {
-                // The poller has written it there.
+                // The poller stores the answer in the signature.
                 self.tag_event().is_some() && self.cqe().u8(offset_of!(Cqe, signature)) != 0
             }
 

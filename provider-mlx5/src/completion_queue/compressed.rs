@@ -1,9 +1,9 @@
 //! Compressed completions: one title CQE stands for many, each with a mini-CQE of eight bytes.
 //!
 //! See [`MiniCqe`](crate::format::MiniCqe) for the layout. A session is decompressed in place: the
-//! entries that it covers belong to software until they are given back, so each gets its own CQE,
-//! which is then polled like any other. (Linux's mlx5e does so for its receive queues,
-//! `mlx5e_decompress_cqe` of en_rx.c.)
+//! entries that it covers belong to software until the consumer index passes them, so each is
+//! overwritten with its own CQE, which is then polled like any other. (Linux's mlx5e does the same
+//! for its receive queues, `mlx5e_decompress_cqe` of en_rx.c.)
 
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
@@ -45,14 +45,14 @@ impl Ring {
         count
     }
 
-    /// How many CQEs the session has whose title is at a counter.
+    /// The number of CQEs in the session whose title is at a counter.
     #[inline(always)]
     pub(super) fn session_length(&self, title: u32) -> u32 {
         self.cqe(title).u32(offset_of!(Cqe, byte_count))
     }
 
-    /// Writes the CQEs of the session whose title is at counter `start`. Returns how many they are,
-    /// 0 if there is no session.
+    /// Writes the CQEs of the session whose title is at counter `start`. Returns their number, 0 if
+    /// there is no session.
     pub(super) fn decompress(&self, start: u32, format: MiniCqeFormat) -> u32 {
         let title = Title::new(self.cqe(start));
         // One loop for each format, so that no loop tests the format in each iteration.
@@ -74,7 +74,7 @@ impl Ring {
         while left > 1 {
             let mut index = left - 1;
             let (at, counter) = (start.wrapping_add(index), title.counter(index));
-            // Between these, neither the ring nor the counter's lower byte wraps.
+            // This loop ends before the ring or the counter's lower byte wraps.
             left = index - (index - 1).min(self.place(at)).min(u32::from(counter as u8));
             let (mut entry, op_own) = (self.entry(at), title.op_own.0 | self.lap(at));
             let mut last = title.pattern.last_word(counter);
@@ -105,7 +105,7 @@ impl Ring {
 const MINIS: u32 = MINI_CQES_PER_SLOT as u32;
 const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 
-/// The fields that every completion of a session has of its own, if its mini-CQE has them.
+/// The fields that a mini-CQE replaces in the title, if the format has them.
 struct Own {
     counter: Option<[u8; 2]>,
     byte_count: Option<[u8; 4]>,
@@ -160,7 +160,7 @@ impl Title {
         }
     }
 
-    /// The word with the byte count of a completion, its own one or the title's.
+    /// The word with a completion's byte count, its own or the title's.
     #[inline(always)]
     fn length_word(&self, byte_count: Option<[u8; 4]>) -> [u8; 8] {
         let word = self.pattern.length_word();

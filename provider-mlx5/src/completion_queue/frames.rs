@@ -1,4 +1,4 @@
-//! Frames: a receive queue and a completion queue used only by it, polled as one.
+//! Frames: a receive queue and the completion queue that only it uses, polled as one.
 //!
 //! The receives of such a queue complete in the order of the ring, and each buffer is posted again
 //! in the same entry. So a poll needs neither the user index table nor the ring of receives. It
@@ -10,9 +10,9 @@
 //! many CQ entries stay occupied as an eighth has receives. The device has at most as many receives
 //! as the queue is deep, and the CQ has at least twice as many entries, so it cannot overrun.
 //!
-//! At the end of each eighth the poller also counts the CQEs that wait, outside the fast path. That
-//! count and the number of frames polled in a row give a bound for how few receives the device has
-//! had: see [`FrameCounters::lowest`].
+//! At the end of each eighth, outside the fast path, the poller also counts the CQEs that wait.
+//! From this count and the number of frames polled in a row follows a lower bound of the receives
+//! that the device had: see [`FrameCounters::lowest`].
 
 use core::marker::PhantomData;
 use core::mem::offset_of;
@@ -51,7 +51,7 @@ pub struct Next {
 /// The kind of the next CQE of a [`FrameQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// A frame. [`FrameQueue::front`] lends it.
+    /// A frame. [`FrameQueue::front`] returns it.
     Frame(Next),
     /// None yet. [`FrameQueue::nothing`] returns the reason.
     Nothing,
@@ -66,7 +66,7 @@ pub enum FrameError {
     /// No frame has arrived.
     #[error("no frame")]
     Empty,
-    /// A receive failed and the queue is in error: it receives nothing any more.
+    /// A receive failed and the queue is in error: it receives no more frames.
     #[error("the receive queue failed: {}", .0.text())]
     Failed(Status),
     /// An error of [`PollError`] other than `Empty`.
@@ -89,7 +89,7 @@ pub struct FrameCounters {
     pub bytes: u64,
     /// Frames that were longer than their buffer; they are skipped.
     pub too_long: u64,
-    /// Completions that named another receive than the next one, or more bytes than a buffer has.
+    /// Completions that did not name the next receive, or named more bytes than a buffer has.
     pub refused: u64,
     /// The device had at least this many receives at all times, not counting receives whose
     /// completions it holds back to compress them.
@@ -135,7 +135,7 @@ pub struct FrameQueue {
     run_start: u32,
     /// `next` when the queue was last found empty.
     emptied: CqeView,
-    /// The most receives that the device can have lacked at one time.
+    /// The most receives that the device may have been short of at one time.
     deepest: u32,
     exhausted: u64,
     too_long: u64,
@@ -226,8 +226,8 @@ impl FrameQueue {
     /// Called when there was no frame; returns the reason.
     #[inline(always)]
     pub fn nothing(&mut self, cq: &mut CompletionQueue) -> FrameError {
-        // If a run has as many frames as the ring has entries, it ends where a part ends, which is
-        // noted there.
+        // A run with as many frames as the ring has entries ends at the end of a part, and
+        // `end_part` has recorded it.
         if self.next != self.emptied {
             self.end_run();
         }
@@ -237,7 +237,7 @@ impl FrameQueue {
         self.answer(cq)
     }
 
-    /// Handles requests of other threads: one waits for the CQ to be drained, or reported its
+    /// Handles requests of other threads, which wait for the CQ to be drained or have reported its
     /// failure.
     #[cold]
     #[inline(never)]
@@ -246,8 +246,8 @@ impl FrameQueue {
         cq.answer_requests().into()
     }
 
-    /// Handles CQEs that the fast path leaves: skips frames that were too long, and CQEs that name
-    /// no receive.
+    /// Handles CQEs that the fast path does not: skips frames that were too long, and CQEs that
+    /// name no receive.
     ///
     /// # Errors
     /// [`FrameError`]; the next call continues after the CQE that caused it.
@@ -272,8 +272,8 @@ impl FrameQueue {
         }
     }
 
-    /// The next CQE, which is a frame's. If it says more bytes than the buffer has, it is refused,
-    /// and its receive is given back: the true length is unknown.
+    /// The next CQE, which is a frame's. If its length exceeds the buffer, the frame is refused and
+    /// its receive given back, because the true length is unknown.
     fn found(&mut self) -> Result<Next, FrameError> {
         let length = self.next.u32(BYTE_COUNT) as usize;
         let next = Next { cqe: self.next, counter: self.counter, length };
@@ -312,7 +312,7 @@ impl FrameQueue {
     #[inline(always)]
     fn advance(&mut self, next: Next) {
         self.bytes = self.bytes.wrapping_add(next.length as u64);
-        // The fences make the compiler change each place in memory with one instruction.
+        // Between the fences, the compiler updates each field with one instruction.
         compiler_fence(Ordering::SeqCst);
         self.entry = self.entry.wrapping_add(1);
         compiler_fence(Ordering::SeqCst);
@@ -325,7 +325,7 @@ impl FrameQueue {
 
     /// Frames given back, which is also the 32-bit counter of the next receive. Wraps.
     fn tail(&self) -> u32 {
-        // At most a part was given back since `start`, which 16 bits count.
+        // At most one part was given back since `start`, so 16 bits suffice.
         let since = (self.counter >> 16).wrapping_sub(self.start) & 0xffff;
         self.start.wrapping_add(since)
     }
@@ -349,8 +349,8 @@ impl FrameQueue {
         self.note_lacking(run.min(backlog + self.part + self.unpublished()));
     }
 
-    /// A lower bound of the CQEs that wait, too low by less than a part; exact if they may be
-    /// compressed.
+    /// A lower bound of the CQEs that wait, less than one part below their number. It is exact if
+    /// completions may be compressed.
     fn parts_waiting(&self) -> u32 {
         let consumed = self.consumed();
         if self.mini_format.is_some() {
@@ -378,7 +378,7 @@ impl FrameQueue {
         self.exhausted += u64::from(receives >= self.depth);
     }
 
-    /// Buffers given back that the device does not know of yet.
+    /// Buffers given back that are not published yet.
     fn unpublished(&self) -> u32 {
         let published = self.places.doorbell.load();
         u32::from((self.tail().wrapping_add(self.depth) as u16).wrapping_sub(published as u16))
@@ -442,7 +442,7 @@ impl FrameQueue {
     }
 }
 
-/// A counter's 16 bits, in the upper half of a word, where they wrap by themselves.
+/// A counter's lower 16 bits, moved to the upper half of a word, where they wrap without a mask.
 #[inline(always)]
 fn on_top(counter: u32) -> u32 {
     counter << 16
@@ -452,9 +452,9 @@ pub(super) fn is_frame(op_own: OpOwn) -> bool {
     op_own.opcode() == CqeOpcode::RESPONDER_SEND && op_own.format() == CqeFormat::NO_INLINE
 }
 
-/// A frame that has arrived, lent until it is dropped, which gives its buffer back.
+/// A frame that has arrived. Dropping it gives its buffer back.
 ///
-/// If it is leaked, its buffer is not given back, and the next poll lends the frame again.
+/// If it is leaked, its buffer is not given back, and the next poll returns the frame again.
 #[derive(Debug)]
 pub struct Frame<'q> {
     queue: &'q mut FrameQueue,

@@ -1,4 +1,5 @@
-//! What other threads than the poller know about a CQ, and what they request of it.
+//! The state of a CQ that threads other than its poller read, and the requests that they make of
+//! it.
 
 use crossbeam_utils::CachePadded;
 
@@ -19,8 +20,8 @@ struct Shared {
     /// The latest drain that has happened.
     drained: AtomicU64,
     status: AtomicU32,
-    /// The capacities of the queues that complete here, minus the entries of the ring, plus those
-    /// lent to the program. If it is positive, the CQ can overrun. An `i64`.
+    /// The capacities of the queues that complete here, minus the entries of the ring, plus the
+    /// entries that the program holds. An `i64`: if positive, the CQ can overrun.
     surplus: AtomicU64,
     /// Any counter of the poller's current lap.
     lap: AtomicU32,
@@ -37,7 +38,7 @@ struct Shared {
 struct Closed {
     user_index: u32,
     left: Left,
-    /// The drain after which none is left.
+    /// The drain after which no such CQE is left.
     drain: u64,
 }
 
@@ -140,8 +141,8 @@ impl CqMonitor {
         closed
     }
 
-    /// CQEs of closed queues that occupy entries which the open queues need. A new queue may have
-    /// that many fewer requests outstanding.
+    /// CQEs of closed queues in entries that the open queues need. A new queue may have that many
+    /// fewer requests outstanding.
     pub(crate) fn excess(&self) -> u32 {
         let left: u32 = self.closed().iter().map(|closed| closed.left.count).sum();
         let open = self.surplus().wrapping_sub(self.0.closing.load(Ordering::Relaxed) as i64);
@@ -158,8 +159,8 @@ impl CqMonitor {
     }
 
     /// Changes the rings and the consumer index that other threads see; `None` for a CQ that was
-    /// dropped. Poller only. Called before a ring is freed. In a forked child (`inherited`), which
-    /// has none of these threads, does nothing if one of them held the lock.
+    /// dropped. Poller only. Called before a ring is freed. Does nothing in a forked child
+    /// (`inherited`) if a thread of the parent held the lock.
     pub(super) fn set_place(&self, inherited: bool, change: impl FnOnce(&mut Option<Place>)) {
         if let Some(mut place) = lock_unless(&self.0.place, inherited) {
             change(&mut place);

@@ -37,8 +37,8 @@ impl Place {
     /// The CQEs of the queue with this user index; `None` if there are none. `lap` is the start of
     /// the poller's lap. `counts` says by opcode which CQEs are counted.
     ///
-    /// CQEs that were polled since the consumer index was published count as well, which does no
-    /// harm.
+    /// The count may include CQEs that were polled since the consumer index was published, which is
+    /// harmless.
     pub(super) fn left_of(
         &self,
         user_index: u32,
@@ -81,17 +81,17 @@ impl Place {
 }
 
 /// The counter with these lower 24 bits that is nearest to `lap`. They differ by at most a ring's
-/// entries, 2^23, and by fewer if the counter is smaller, because the device writes no entry before
-/// it was given back.
+/// entries (2^23), and by fewer if the counter is behind, because the device writes no entry before
+/// it is given back.
 fn nearest(published: u32, lap: u32) -> u32 {
     let ahead = published.wrapping_sub(lap) << 8;
     lap.wrapping_add_signed(ahead as i32 >> 8)
 }
 
 /// Visits the CQEs that the device has written, from a counter on, each with the number of entries
-/// that it covers. `may_end` says whether an entry that was not written ends the search. It does
-/// not if the poller has passed the entry, because then the device may already have written it in
-/// the next lap.
+/// that it covers. `may_end` says whether an entry that was not written ends the search. An entry
+/// that the poller has passed does not end it, because the device may have written the entry in the
+/// next lap.
 fn each_written(
     ring: &Ring,
     from: u32,
@@ -116,7 +116,7 @@ fn each_written(
 /// How many entries the CQE at `index` covers. Only the title of a compressed session covers
 /// several, and the device does not write all of them. The poller decompresses them and writes the
 /// title last. So a reader finds either the title, or all CQEs of the session. If `op_own` changes
-/// while the length is read, that may be the byte count of the first CQE.
+/// while the length is read, the value read may be the byte count of the first CQE.
 pub(super) fn entries_of(ring: &Ring, index: u32, op_own: OpOwn) -> u32 {
     if op_own.format() != CqeFormat::COMPRESSED {
         return 1;
@@ -134,7 +134,7 @@ pub(crate) fn is_before(consumed: u32, end: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Wherever the poller is, its counter is found from the 24 bits of the record.
+    /// The poller's counter is found from the record's 24 bits at any position.
     #[test]
     fn a_published_index_is_a_counter_near_the_lap() {
         for entries in [2u32, 1 << 10, 1 << 22, 1 << 23] {

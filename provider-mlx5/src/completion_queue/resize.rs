@@ -12,7 +12,7 @@ use crate::format::{CqeOpcode, OpOwn};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 
-/// A ring to which the device will move, or may move.
+/// A ring to which the device will or may move.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     ring: Ring,
@@ -71,8 +71,8 @@ impl CompletionQueue {
 
     /// Whether the device is in the ring of the last [`prepare_resize`](Self::prepare_resize): true
     /// if no command failed, of those that the poller has not followed. A RESIZE_CQ whose response
-    /// could not be delivered returns an error although it was executed. After several that failed
-    /// this is known only once the device has written a CQE there.
+    /// could not be delivered returns an error although it was executed. After several failed
+    /// commands this is known only once the device has written a CQE there.
     pub fn resize_has_begun(&self) -> bool {
         self.pending.last().is_some_and(|last| self.device_rings() == [last.ring])
     }
@@ -84,7 +84,8 @@ impl CompletionQueue {
         rings.iter().map(Ring::entries).min().unwrap_or_else(|| self.entries())
     }
 
-    /// The rings of which the device is in one: several if it has moved and it is not known where.
+    /// The rings that the device may be in: several if it is not known to which of them it has
+    /// moved.
     fn device_rings(&self) -> Vec<Ring> {
         if self.resize_is_certain() {
             return vec![self.pending.last().map_or(self.ring, |last| last.ring)];
@@ -101,8 +102,8 @@ impl CompletionQueue {
         vec![ring]
     }
 
-    /// Whether no command has failed that the device may have executed. Then no mark has to be
-    /// looked for, which a program that polls the ring itself may have overwritten.
+    /// Whether no command failed that the device may have executed. Then no mark need be searched
+    /// for. A program that polls the ring itself may have overwritten it.
     fn resize_is_certain(&self) -> bool {
         !self.pending.iter().any(|step| step.refused)
     }
@@ -120,7 +121,7 @@ impl CompletionQueue {
         self.pending.iter().all(|pending| pending.refused)
     }
 
-    /// Publishes the ring in use, and those that may follow, to other threads.
+    /// Publishes the ring in use and the possible next rings to other threads.
     fn show_rings(&self) {
         let pending = self.pending.iter().map(|pending| pending.ring);
         let rings: Vec<_> = core::iter::once(self.ring).chain(pending).collect();
@@ -139,9 +140,8 @@ impl CompletionQueue {
         if next < self.pending.len() {
             let left = core::mem::replace(&mut self.ring, self.pending.remove(next).ring);
             self.monitor.change_capacity(left.entries(), self.ring.entries());
-            // Other threads search a single ring from the published index on, and in this one no
-            // CQE comes before it. Entries that a batch has lent are in the ring that the device
-            // has left.
+            // Other threads search a single ring from the published index on, and this ring has no
+            // CQE before it. Entries that a batch holds are in the ring that the device has left.
             self.publish();
             self.show_rings();
         }
@@ -152,7 +152,7 @@ impl CompletionQueue {
     }
 
     /// The index in `pending` of the ring to which the device moved at the mark; `None` if that is
-    /// not known yet. (A mark that leads to no ring of `pending` is skipped as well.)
+    /// not known yet. (A mark that leads to no ring of `pending` is also skipped.)
     ///
     /// The mark does not name the ring. There may be several, because the device may have executed
     /// commands that failed. Then the first CQE that the device writes after the mark decides: it

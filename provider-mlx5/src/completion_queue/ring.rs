@@ -32,7 +32,7 @@ impl Ring {
         }
         let ring = Self::on(memory, entries, cqe_size).ok_or(QueueError::BadMemory)?;
         for index in 0..entries {
-            // The owner bit says that too, so that polling need not look at the opcode.
+            // The owner bit also says so, so that polling need not check the opcode.
             ring.set_op_own(index, CqeOpcode::INVALID.0 << 4 | ring.lap(index) ^ OWNER);
         }
         Ok(ring)
@@ -114,9 +114,9 @@ impl Ring {
         self.entry(index).store(offset, [opcode.0], Ordering::Relaxed);
     }
 
-    /// Notes in the CQE of tag matching at counter `index`, which software owns, whether the
-    /// completion asks for a synchronization of the counts of unexpected messages. The signature
-    /// has no use once the CQE is polled.
+    /// Records in the tag matching CQE at counter `index`, which software owns, whether the
+    /// completion asks for a synchronization of the counts of unexpected messages. It is stored in
+    /// the signature, which is not used otherwise.
     pub(super) fn note_sync(&self, index: u32, is_asked_for: bool) {
         let offset = offset_of!(Cqe, signature);
         self.entry(index).store(offset, [is_asked_for.into()], Ordering::Relaxed);
@@ -132,9 +132,9 @@ const LAST: usize = offset_of!(Cqe, wqe_counter);
 const _: () = assert!(LAST == CQE_SIZE - 4 && offset_of!(Cqe, op_own) == CQE_SIZE - 1);
 
 impl CqEntry {
-    /// Writes the last byte of a CQE, then its [`LENGTH_WORD`]. Another thread that sees a title's
-    /// `op_own` and this byte count would take it for the length of the session. So the byte count
-    /// comes after `op_own`, which that thread reads again.
+    /// Writes the last byte of a CQE, then its [`LENGTH_WORD`]. A thread that saw a title's
+    /// `op_own` with this byte count would take it for the session's length. So the byte count is
+    /// written after `op_own`, which that thread reads again.
     #[inline(always)]
     pub(super) fn finish(self, op_own: u8, length_word: [u8; 8]) {
         self.store(offset_of!(Cqe, op_own), [op_own], Ordering::Release);
@@ -173,7 +173,7 @@ impl CqeView {
     }
 }
 
-/// Fields of an `ibv_wc` by one instruction that puts bytes in another order.
+/// Fields of an `ibv_wc` by one byte-shuffle instruction.
 #[cfg(target_arch = "x86_64")]
 impl Completion<'_> {
     /// `[0, byte_len, 0, qp_num]`.
@@ -208,12 +208,12 @@ impl Completion<'_> {
     }
 }
 
-/// In an order of bytes: 0.
+/// In a shuffle order: a zero byte.
 #[cfg(target_arch = "x86_64")]
 const Z: u8 = 0x80;
 
-/// A CQE that takes the place of the next one while the next poll has to take the slow path.
-/// Software owns it with owner bit 0, and the fast path does not accept it.
+/// `next` points to this CQE while the next poll has to take the slow path. Software owns it with
+/// owner bit 0, and the fast path does not accept its opcode.
 static MARKER: AlignedCqe = {
     let mut bytes = [0; CQE_SIZE];
     bytes[offset_of!(Cqe, op_own)] =

@@ -1,4 +1,4 @@
-//! The poller's slow path: everything but a successful send or receive of an open queue.
+//! The poller's slow path: all CQEs except successful sends and receives of open queues.
 
 use core::mem::offset_of;
 
@@ -46,9 +46,9 @@ impl core::fmt::Debug for EventSource {
 }
 
 impl CompletionQueue {
-    /// Polls the CQEs that the fast path leaves. Errors, titles of sessions, queues that share a
-    /// place in the table, and inline data that is copied to buffers come first: handled by code
-    /// that uses few registers, they cost little more than other completions.
+    /// Polls the CQEs that the fast path does not. Errors, titles of sessions, queues that share a
+    /// place in the table, and inline data that is copied to buffers are tried first, in code that
+    /// uses few registers. So they cost little more than other completions.
     #[cold]
     #[inline(never)]
     pub(super) fn poll_slow(&mut self) -> Result<Raw, PollError> {
@@ -63,8 +63,9 @@ impl CompletionQueue {
     }
 
     /// Polls a successful send or receive of a queue that shares its place with another one. In a
-    /// context with as many queues as that takes, most completions may come here. `None`, with
-    /// nothing changed, for others, and for the last of a lap, so that this calls no function.
+    /// context with very many queues, most completions may take this path. Returns `None`, with
+    /// nothing changed, for other CQEs and for the last of a lap, so that this function calls no
+    /// other.
     #[inline(always)]
     fn poll_by_index(&mut self, what: u8) -> Option<Raw> {
         let cqe = self.next;
@@ -79,8 +80,9 @@ impl CompletionQueue {
     }
 
     /// Decompresses the session whose title is the next CQE, a receive's, and polls its first
-    /// completion. Sessions that follow it are decompressed at the same time, because to come here
-    /// costs as much as to decompress some completions. The marker is not a receive's.
+    /// completion. Sessions that follow it are decompressed at the same time, because reaching this
+    /// code costs as much as decompressing several completions. The [`marker`] is not a receive's
+    /// CQE.
     #[inline(never)]
     fn poll_title(&mut self) -> Result<Raw, PollError> {
         let Some(format) = self.mini_format else { return self.poll_any() };
@@ -100,8 +102,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether the CQE that many after the next one is the title of a session of receives that fits
-    /// behind those before.
+    /// Whether the CQE `ahead` entries after the next one is the title of a session of receives
+    /// that fits into the rest of the ring.
     #[inline(always)]
     fn is_title_of_session(&self, ahead: u32) -> bool {
         let at = self.consumed.wrapping_add(ahead);
@@ -121,8 +123,8 @@ impl CompletionQueue {
         }
     }
 
-    /// [`CompletionQueue::poll_by_index`] for inline data, errors, and titles that were
-    /// decompressed. Polls all others as any.
+    /// [`CompletionQueue::poll_by_index`] for inline data, errors, and decompressed titles. All
+    /// others go to `poll_any`.
     #[inline(never)]
     fn poll_rest_by_index(&mut self) -> Result<Raw, PollError> {
         match self.queues.places_of_part(self.next).and_then(|places| self.complete_any(&places)) {
@@ -172,15 +174,15 @@ impl CompletionQueue {
         };
         if matches!(result, Err(PollError::NotOutstanding)) {
             self.refused += 1;
-            // As above: no completion is lent.
+            // As above: the program holds no completion.
             self.publish_up_to(self.consumed);
         }
         self.update_next();
         result
     }
 
-    /// Called when no completion is lent. Gives back the entries of dropped CQEs now instead of
-    /// with the next completion.
+    /// Called when the program holds no completion. Gives back the entries of dropped CQEs now, not
+    /// only with the next completion.
     fn found_nothing(&mut self) -> PollError {
         self.publish_up_to(self.consumed);
         self.nothing()
@@ -206,8 +208,8 @@ impl CompletionQueue {
         self.stride = self.ring.stride();
     }
 
-    /// Goes on at the position of a queue that takes this CQ's completions. Does nothing if the
-    /// queue takes another one's.
+    /// Moves to the position of a frame queue that polls this CQ. Does nothing if that queue polls
+    /// another CQ.
     pub(super) fn go_on(&mut self, taken: &CqMonitor, consumed: u32, lap_request: u64) {
         if taken.is_same(&self.monitor) {
             self.consumed = consumed;
@@ -234,8 +236,8 @@ impl CompletionQueue {
         self.monitor.set_drained(request);
     }
 
-    /// Handles requests of other threads, when the CQ is empty: one waits for the CQ to be drained,
-    /// or reported its failure. Also looks for an overrun, if one is possible.
+    /// Handles requests of other threads when the CQ is empty: they wait for it to be drained, or
+    /// have reported its failure. Also checks for an overrun, if one is possible.
     #[cold]
     #[inline(never)]
     pub(super) fn answer_requests(&mut self) -> PollError {
@@ -256,8 +258,8 @@ impl CompletionQueue {
         PollError::Empty
     }
 
-    /// Records that a batch held this many entries, more than any before it. A program that posts
-    /// in the meantime has that many more completions in the ring.
+    /// Records that a batch held this many entries, more than any before it. If the program posts
+    /// during a batch, the ring can hold that many fewer completions.
     #[cold]
     #[inline(never)]
     pub(super) fn lend_more(&mut self, lent: u32) {
@@ -265,14 +267,14 @@ impl CompletionQueue {
         self.lent = lent;
     }
 
-    /// Looks for the event of an overrun from time to time. Returns whether the CQ can overrun.
+    /// Checks for the overrun event from time to time. Returns whether the CQ can overrun.
     fn look_for_overrun(&mut self) -> bool {
         let Some(events) = &mut self.events else { return false };
         if !self.monitor.can_overrun() {
             return false;
         }
         if events.look() {
-            // Closed queues have no completions here any more.
+            // The CQ holds no more completions of closed queues.
             self.queues.table().reap();
         }
         true
@@ -310,8 +312,8 @@ impl CompletionQueue {
     }
 
     /// The open queue of a CQE. A QP that was reset counts as open if the CQE is from after the
-    /// reset. If the queue was closed, an SRQ's receive that the CQE holds is put aside and posted
-    /// again, because no completion of it was reported.
+    /// reset. If the queue was closed, a receive of an SRQ in the CQE is posted again, because its
+    /// completion is not reported.
     fn find(&self, cqe: CqeView, op_own: OpOwn) -> Option<&QueueState> {
         let index = cqe.u32(offset_of!(Cqe, srqn_user_index)) & INDEX;
         let state = self.queues.table().block(index);

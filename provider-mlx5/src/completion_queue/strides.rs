@@ -2,8 +2,8 @@
 //! completion queue used only by it are polled as one.
 //!
 //! The device fills the strides of a WQE in order, and the WQEs in the order of the ring. So each
-//! CQE must name the queue's next stride; one that names another is refused, and changes nothing. A
-//! filler CQE consumes strides without a frame. A WQE is done when all its strides are consumed.
+//! CQE must name the queue's next stride. A CQE that names another is refused and changes nothing.
+//! A filler CQE consumes strides without a frame. A WQE is done when all its strides are consumed.
 //! Then another buffer can be posted in its entry ([`PostedRing::post`]).
 //!
 //! The consumer index is published at the end of each WQE, before its entry is posted again. A CQE
@@ -263,8 +263,7 @@ impl StrideQueue {
         self.consumer_index.store_release(self.consumed & INDEX);
     }
 
-    /// Whether the device has consumed all WQEs that it knows of. The last CQE that it wrote says
-    /// so.
+    /// Whether the device has consumed all published WQEs, according to the last CQE that it wrote.
     fn is_exhausted(&mut self) -> bool {
         let waiting = self.expand_waiting();
         if waiting == 0 {

@@ -20,7 +20,8 @@ pub(super) fn holds_receive(cqe: CqeView) -> bool {
     matches!(event(cqe), TagEvent::UNEXPECTED | TagEvent::NO_TAG)
 }
 
-/// If the queue posts changes of a list of tags, records that those from this WQE on are not made.
+/// If the queue is the command QP of a tag list, records that the changes from this WQE on have
+/// failed.
 pub(super) fn fail_changes(state: &QueueState, index: u16) {
     let srq = state.receives();
     if srq.matches_tags() {
@@ -36,7 +37,7 @@ fn event(cqe: CqeView) -> TagEvent {
     TagEvent(cqe.u8(offset_of!(Cqe, app_op)))
 }
 
-/// What becomes of a CQE of tag matching.
+/// How a tag matching CQE is handled.
 enum Outcome {
     /// The QP that posted the change is gone. CQEs of other closed queues are dropped, too.
     Dropped,
@@ -45,8 +46,8 @@ enum Outcome {
 }
 
 impl CompletionQueue {
-    /// Completes what the CQE of a tag matching SRQ reports. `state` is the queue that the CQE
-    /// names, the SRQ itself or a QP on it. `None` if the CQE is to be dropped.
+    /// Completes the request that the CQE of a tag matching SRQ reports. `state` is the queue that
+    /// the CQE names: the SRQ itself or a QP that uses it. `None` if the CQE is to be dropped.
     pub(super) fn finish_tagged(
         &self,
         cqe: CqeView,

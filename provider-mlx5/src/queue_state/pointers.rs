@@ -1,4 +1,4 @@
-//! Where pointers are followed: from a CQE to its queue's block, from a block to the ids of its
+//! The raw pointers of the state: from a CQE to its queue's block, from a block to the ids of its
 //! requests and to the SRQ that it consumes, and in the tables of an SRQ's free list.
 
 #![allow(unsafe_code)]
@@ -24,15 +24,15 @@ unsafe impl Send for Side {}
 // SAFETY: as above.
 unsafe impl Sync for Side {}
 
-/// A queue whose sends, or else receives, complete to the CQ that the holder polls, and to no
-/// other.
+/// A queue whose sends (if `SENDS`) or receives complete only to the CQ that the current thread
+/// polls.
 #[derive(Clone, Copy)]
 pub(crate) struct Polled<'q, const SENDS: bool>(&'q QueueState);
 
 pub(crate) type PolledSends<'q> = Polled<'q, true>;
 pub(crate) type PolledReceives<'q> = Polled<'q, false>;
 
-/// Receives that complete to the CQ that the holder polls, and to no other.
+/// Receives that complete only to the CQ that the current thread polls.
 pub(crate) enum Receives<'q> {
     /// The QP's own.
     Own(PolledReceives<'q>),
@@ -79,16 +79,16 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
         (index.wrapping_sub(self.base()), self.last())
     }
 
-    /// The current `last_word` for `word`, and for the index that completed last. The caller stores
-    /// the latter, or another one that it retires.
+    /// `word` and the `last_word` of the index that completed last, recomputed for the current
+    /// number of published requests. The caller stores the second word, or that of a request that
+    /// it retires.
     #[inline(always)]
     fn by_now(self, word: u32) -> (u32, u32) {
         let base = fast_base_of(match SENDS {
             true => self.0.published_sends.load(Ordering::Acquire) & 0xffff,
             false => self.0.published_receives.load(Ordering::Acquire),
         });
-        // Loads both words again, so that the fast path needs no registers for them; the second one
-        // only when it is added.
+        // Loads both words again, so that the fast path needs no registers for them.
         let difference = self.base().wrapping_sub(base);
         self.side().base.store(base, Ordering::Relaxed);
         (word.wrapping_add(difference), difference.wrapping_add(self.last()))
@@ -279,7 +279,7 @@ impl QueueState {
 }
 
 impl Completion<'_> {
-    /// What the QP's posting and polling sides share.
+    /// The state that the QP's posting and polling sides share.
     #[inline(always)]
     pub fn state(&self) -> &QueueState {
         // SAFETY: the side belongs to a registered queue, and is part of that queue's block.
@@ -294,12 +294,12 @@ impl Completion<'_> {
     }
 }
 
-/// Places of a table, which take 512 KiB. The model checker gets few, because it follows each of
+/// Places of a table, which take 512 KiB. The model checker gets few, because it tracks each of
 /// them.
 pub(crate) const PLACES: usize = if cfg!(loom) { 1 << 6 } else { 1 << 16 };
 
-/// Blocks by a part of their user index. Keeps all that were ever in it, so that a poller may go on
-/// with one that has just been replaced.
+/// Blocks by a part of their user index. Keeps all blocks that were ever in it, because a poller
+/// may still use one that has just been replaced.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     places: Box<[AtomicPtr<QueueState>]>,
@@ -385,8 +385,9 @@ impl PolledQueues {
         &self.places
     }
 
-    /// The same argument, for a CQE whose queue is not found with the other one: places of only the
-    /// indices whose upper 8 bits are those of the CQE's. `None` if no queues share a place.
+    /// The same argument for a CQE whose queue is not found with [`PolledQueues::places`]: the
+    /// places of only those indices whose upper 8 bits are the CQE's. `None` if no queues share a
+    /// place.
     #[inline(always)]
     pub(crate) fn places_of_part(&self, cqe: CqeView) -> Option<Places> {
         crate::barrier::from_device();
@@ -394,8 +395,8 @@ impl PolledQueues {
         Some(Places(self.table.part(upper)?.places.as_ptr()))
     }
 
-    /// The open queue of a send CQE that software owns, if its sends complete to this CQ. `None` as
-    /// well if another queue has the same place in the table.
+    /// The open queue of a send CQE that software owns, if its sends complete to this CQ. Also
+    /// `None` if another queue has the same place in the table.
     #[inline(always)]
     pub(crate) fn sends_of(&self, places: &Places, cqe: CqeView) -> Option<PolledSends<'_>> {
         let queue = self.find(places, cqe);
@@ -449,11 +450,11 @@ impl PolledQueues {
         is_ours.then(|| (queue, queue.receives()))
     }
 
-    /// The queue at the place of a CQE's user index. The two bytes above the place are not
-    /// compared, because that costs two instructions, and no CQE completes anything that it could
-    /// not complete by the right index: two queues never share a place here, see
-    /// [`UserIndexTable::direct`] and [`UserIndexTable::part`]. The upper one counts the segments
-    /// of large receive offload.
+    /// The queue at the place of a CQE's user index. The two bytes of the index above the place are
+    /// not compared, because that would cost two instructions and prevent nothing: two queues never
+    /// share a place here (see [`UserIndexTable::direct`] and [`UserIndexTable::part`]), so a
+    /// broken device could name each queue by its right index as well. The upper one counts the
+    /// segments of large receive offload.
     #[inline(always)]
     fn find(&self, places: &Places, cqe: CqeView) -> &QueueState {
         debug_assert!(*places == self.places || Some(*places) == self.places_of_part(cqe));
@@ -482,8 +483,9 @@ const STATE: usize = 1;
 #[derive(Debug)]
 pub(crate) struct ListTables {
     /// First the limit: the posting side takes an index on its fast path if the index is below it.
-    /// Then places and states alternate, so that one pointer leads to all three. Last is one more
-    /// place, which is always empty: there the fast path finds the ring's end.
+    /// Then places and states alternate, so that one pointer is enough for all three. Last is an
+    /// extra place that is always empty, which sends the fast path to the slow path at the ring's
+    /// end.
     words: Box<[AtomicU32]>,
     /// Number of entries, a power of two, minus one.
     mask: u32,
@@ -579,8 +581,8 @@ pub(crate) struct Posting {
     ids: *const AtomicU64,
 }
 
-/// The place of the ring that the posting side takes next. It may be one past the last place, where
-/// nothing is found; [`FreeList::at`](crate::free_list::FreeList::at) then finds the first one.
+/// The place of the ring that the posting side takes next. It may be one past the last place, which
+/// is always empty; [`FreeList::at`](crate::free_list::FreeList::at) then returns the first place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextPlace(*const AtomicU32);
 
@@ -635,7 +637,7 @@ impl Posting {
         (limit.load(Ordering::Relaxed) == WITH_LISTS && next < ANY).then_some(next)
     }
 
-    /// Takes what [`Posting::next_of_lists`] found, and moves on to the next place.
+    /// Takes the index that [`Posting::next_of_lists`] found, and moves on to the next place.
     ///
     /// # Safety
     /// As for [`Posting::take_next`], and the place is not empty.
@@ -646,7 +648,7 @@ impl Posting {
         *place = place.after();
     }
 
-    /// Whether posts take the slow path. So it is whenever an entry waits to be posted again.
+    /// Whether posts take the slow path, as they do while an entry waits to be posted again.
     ///
     /// # Safety
     /// The list is alive.

@@ -18,7 +18,7 @@ pub enum QpState {
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// Send queue drained or draining: sends can be posted, and wait.
+    /// Send queue drained or draining: sends can be posted, but are not executed.
     Sqd = 4,
     /// Send queue in error: sends can be posted, and complete with a flush error.
     Sqe = 5,
@@ -83,8 +83,8 @@ impl QueueState {
     }
 
     /// Records a state that the program set, or that a completion or an event reported. Posting
-    /// reads it only when it looks for space. After a change to a state that forbids posting, the
-    /// queues' `recheck_state` must be called as well
+    /// reads the state only when it checks for space. After a change to a state that forbids
+    /// posting, the queues' `recheck_state` must be called as well
     /// ([`SendQueue::recheck_state`](crate::send_queue::SendQueue::recheck_state) and its
     /// counterparts).
     pub(crate) fn set_state(&self, state: QpState) {
@@ -99,8 +99,8 @@ impl QueueState {
 
     /// Whether this process is a forked child, and the queue belongs to its parent. Such a child
     /// must not call [`ShownRing::set`](crate::shown_ring::ShownRing::set): if a thread of the
-    /// parent was reading the ring at the fork, the call would wait for that thread for ever. So
-    /// the child does not free the rings' memory either.
+    /// parent was reading the ring at the fork, the call would wait forever. For the same reason
+    /// the child does not free the rings' memory.
     pub(crate) fn is_inherited(&self) -> bool {
         self.fixed.inherited.load(Ordering::Relaxed)
     }
@@ -116,14 +116,14 @@ impl QueueState {
     }
 
     /// Makes a failed send move the QP to SQE, in which only the send queue has stopped. The device
-    /// does so for all services but the reliable ones. This setting holds until the state is reused
-    /// for another QP.
+    /// does this for all services except the reliable ones. This setting holds until the state is
+    /// reused for another QP.
     pub(crate) fn set_sends_fail_alone(&self) {
         self.fixed.failed_send.store(QpState::Sqe as u32, Ordering::Relaxed);
     }
 
     /// Makes a receive that is too short for its frame fail without moving the queue to ERR. Raw
-    /// packet queues behave so: mlx5e recovers a receive queue only after other errors
+    /// packet queues behave like this: mlx5e recovers a receive queue only after other errors
     /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
     /// This setting holds until the state is reused for another QP.
     pub(crate) fn set_short_receives_fail_alone(&self) {
@@ -137,9 +137,9 @@ impl QueueState {
         }
     }
 
-    /// Sets the QP's state after a failed send. In a QP that goes to SQE a flushed send changes
-    /// nothing: the failed send before it already did, and the program may have returned to RTS
-    /// since.
+    /// Sets the QP's state after a failed send. If failed sends move the QP to SQE, a flushed send
+    /// changes nothing: the failed send before it already did, and the program may have returned
+    /// the QP to RTS since.
     pub(crate) fn send_failed(&self, flushed: bool) {
         if self.fixed.failed_send.load(Ordering::Relaxed) == QpState::Err as u32 {
             self.device_failed();
@@ -154,7 +154,7 @@ impl QueueState {
         let state = &self.fixed.state;
         let current = state.load(Ordering::Relaxed);
         if from.contains(&QpState::from_u32(current)) {
-            // If the exchange fails, the program has changed the state meanwhile, and that is
+            // If the exchange fails, the program has changed the state since, and its change is
             // newer.
             let _ =
                 state.compare_exchange(current, to as u32, Ordering::Relaxed, Ordering::Relaxed);

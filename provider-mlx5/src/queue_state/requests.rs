@@ -1,12 +1,12 @@
-//! The requests of a send queue as both sides see them: where each starts and ends, and why it was
-//! posted.
+//! Where each request of a send queue starts and ends, and its kind, for the posting and the
+//! polling side.
 
 use std::sync::OnceLock;
 
 use super::{NO_START, QueueState};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Why a UMR or NOP was posted, which the requester's CQE does not say.
+/// The operation for which a UMR or NOP was posted. The requester's CQE does not name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -31,8 +31,8 @@ impl Kind {
     }
 }
 
-/// Ids of requests that the caller has encoded. In the table of ids such a request has the number
-/// [`NO_START`], with which the fast path leaves its completion to the slow path.
+/// Ids of requests that the caller has encoded. In the table of ids such a request has
+/// [`NO_START`], which makes the fast path leave its completion to the slow path.
 #[derive(Debug, Default)]
 pub(super) struct EncodedIds {
     is_used: AtomicBool,
@@ -41,7 +41,7 @@ pub(super) struct EncodedIds {
 }
 
 impl EncodedIds {
-    /// For the next queue of the block, whose counters start at 0 again.
+    /// Clears the table for the block's next queue, whose counters start at 0 again.
     pub(super) fn forget(&self) {
         self.is_used.store(false, Ordering::Relaxed);
         let entries = self.entries.get().into_iter().flatten();
@@ -81,7 +81,7 @@ impl QueueState {
         kinds.get(index as usize & kinds.len().wrapping_sub(1))
     }
 
-    /// From now on completions find the ids of requests that the caller has encoded.
+    /// Makes completions find the ids of requests that the caller has encoded, from now on.
     pub(crate) fn tell_encoded(&self) {
         let entry = |_| [AtomicU64::new(0), AtomicU64::new(NO_COUNTER)];
         self.fixed.encoded.entries.get_or_init(|| (0..self.sends.len()).map(entry).collect());
@@ -98,7 +98,7 @@ impl QueueState {
         entries.get((counter & (self.sends.len() - 1)) as usize)
     }
 
-    /// Notes the id of a request that the caller has encoded.
+    /// Records the id of a request that the caller has encoded.
     pub(crate) fn set_encoded(&self, counter: u32, wr_id: u64) {
         if let Some([id, start]) = self.encoded_entry(counter) {
             id.store(wr_id, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl QueueState {
         }
     }
 
-    /// Removes the note of a request that was never published.
+    /// Removes the record of a request that was never published.
     pub(crate) fn forget_encoded(&self, counter: u32) {
         if let Some([_, start]) = self.encoded_entry(counter) {
             start.store(NO_COUNTER, Ordering::Relaxed);
@@ -140,8 +140,8 @@ impl QueueState {
         }
     }
 
-    /// Whether a request starts at this counter of the send queue. A block that is noted as a later
-    /// one of a request does not start one.
+    /// Whether a request starts at this counter of the send queue. A block that is recorded as a
+    /// later one of a request does not start one.
     fn is_start(&self, counter: u32) -> bool {
         self.send_start(counter) == counter
     }
@@ -156,13 +156,13 @@ impl QueueState {
         self.noted_start(counter).unwrap_or(counter)
     }
 
-    /// The start of the request of which this block was noted as a later one.
+    /// The start of the request that recorded this block as a later one.
     #[cold]
     #[inline(never)]
     fn noted_start(&self, counter: u32) -> Option<u32> {
         let most = (self.send_wqebbs() - 1).min(MAX_INNER_BLOCKS);
-        // An end that was noted in an earlier lap is before `second`: no request is longer than
-        // the ring.
+        // An end that was recorded in an earlier lap is before `second`, because no request is
+        // longer than the ring.
         let has_block = |second: &u32| {
             self.send_end(*second).is_some_and(|end| {
                 [*second, counter].iter().all(|at| (1..=most).contains(&end.wrapping_sub(*at)))
@@ -172,11 +172,11 @@ impl QueueState {
         Some(second.wrapping_sub(1))
     }
 
-    /// The end of the request of several blocks whose second block is at `second`. The entry of
-    /// slot `i` is behind all ids (see [`QueueState::send_table`]).
+    /// The end of the request of several blocks whose second block is at `second`. These entries
+    /// follow the ids in the table (see [`QueueState::send_table`]).
     ///
-    /// All blocks of a request but the first have the id [`NO_START`]. This entry tells them from a
-    /// request whose id happens to be that number.
+    /// All blocks of a request but the first have the id [`NO_START`]. This entry distinguishes
+    /// them from a request whose id happens to be that number.
     fn send_end(&self, second: u32) -> Option<u32> {
         self.send_end_entry(second)?.load(Ordering::Relaxed).try_into().ok()
     }
@@ -186,7 +186,7 @@ impl QueueState {
         self.fixed.send_entries.get((self.sends.len() + slot) as usize)
     }
 
-    /// Notes where the request whose second block is at this counter ends; `None` if there is no
+    /// Records the end of the request whose second block is at this counter; `None` if there is no
     /// such request.
     pub(crate) fn set_send_end(&self, second: u32, end: Option<u32>) {
         if let Some(entry) = self.send_end_entry(second) {

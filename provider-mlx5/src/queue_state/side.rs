@@ -7,8 +7,8 @@ use crate::free_list::FreeList;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// The id in the work request id table for a block in which no request starts. A program may use
-/// this number as an id, so when the slow path finds it, it checks a second table. It has 32
-/// significant bits, sign-extended, so that one instruction compares with it.
+/// this number as an id, so when the slow path finds it, it checks a second table. It is a
+/// sign-extended 32-bit number, so that one instruction compares with it.
 pub(crate) const NO_START: u64 = 0xffff_ffff_9d3a_c571;
 
 /// One direction of a queue: everything that the poller reads and writes for a successful
@@ -70,7 +70,8 @@ const SHARED: u64 = 1;
 /// The greatest word: no index is outstanding.
 pub(super) const NONE_OUTSTANDING: u32 = u32::MAX;
 
-/// Nothing was published or completed yet: the last index is the one before the first.
+/// Nothing was published or completed yet: the index that completed last is the one before the
+/// first.
 const UNUSED: u32 = last_word(u16::MAX, base_of(0));
 
 impl Side {

@@ -170,15 +170,15 @@ impl QueueHandle {
         self.state().fail_shared_receives();
     }
 
-    /// Makes this SRQ one that matches tags, with a list of as many. Called before the kernel's
-    /// object is made, and before QPs are registered with it.
+    /// Makes this SRQ match tags, with a list of `tags` entries. Called before the kernel's object
+    /// is made, and before QPs are registered with it.
     pub fn match_tags(&self, tags: u16) {
         self.state().set_tags(Some(TagList::new(tags)));
         self.state().open();
     }
 
     /// Makes `command` the QP that posts changes of this SRQ's list of tags. Its sends complete to
-    /// the SRQ's CQ, whose poller completes them also when it finds a change confirmed.
+    /// the SRQ's CQ, whose poller also completes them when the device confirms a change.
     ///
     /// # Errors
     /// `InUse` if there is or was such a QP; `NoTags` if the SRQ matches no tags, or has another CQ
@@ -195,7 +195,7 @@ impl QueueHandle {
         }
     }
 
-    /// Notes that `command` goes: nothing posts changes of this SRQ's list of tags any more.
+    /// Records that `command` was destroyed: no more changes of this SRQ's list of tags are posted.
     pub fn clear_tag_command(&self, command: &Self) {
         self.state().with_tags(|list| list.clear_command(command.user_index()));
     }
@@ -216,8 +216,8 @@ impl QueueHandle {
     }
 
     /// By how much a side's outstanding requests must stay below the granted capacity for now, so
-    /// that the completions of closed queues that are still in its CQ cannot make the CQ overrun. 0
-    /// once those were polled.
+    /// that completions of closed queues in its CQ cannot make the CQ overrun. 0 once those have
+    /// been polled.
     pub(crate) fn held(&self, side: usize) -> u32 {
         let held = &self.entry.held[side];
         let before = held.load(Ordering::Relaxed);
@@ -243,14 +243,16 @@ impl QueueHandle {
     }
 
     /// Whether the queue was closed, and each of its CQs has since been polled past the CQEs that
-    /// it held at that time. A CQ that was dropped counts as polled. Never in a forked child.
+    /// it held at that time. A CQ that was dropped counts as polled. Always false in a forked
+    /// child.
     pub fn has_drained(&self) -> bool {
         let is_here = !self.entry.table.is_inherited();
         is_here && lock(&self.entry.closing).as_ref().is_some_and(drained)
     }
 
-    /// Notes that a queue is made of the handle's sends or receives, once: the poller takes all
-    /// requests of the handle to be in that queue's ring, also after the queue was dropped.
+    /// Records that a queue uses the handle's sends or receives. Only one queue may, because the
+    /// poller assumes that all requests of the handle are in that queue's ring, even after the
+    /// queue was dropped.
     pub(crate) fn claim(&self, side: usize) -> Result<(), QueueError> {
         match self.entry.has_queue[side].swap(true, Ordering::Acquire) {
             true => Err(QueueError::InUse),
@@ -276,7 +278,7 @@ impl QueueHandle {
     /// them.
     ///
     /// # Panics
-    /// The second time: the first new handle has the index.
+    /// If called a second time, because the first new handle has the index.
     #[must_use]
     pub fn renew(&self, _: WasReset) -> Self {
         let is_first = !self.entry.succeeded.swap(true, Ordering::AcqRel);
@@ -371,8 +373,8 @@ impl Entry {
             return drains.clone();
         }
         let state = &self.block;
-        // Held until the block is closed: otherwise a poller that finds no older CQEs would open it
-        // again.
+        // The lock is held until the block is closed: otherwise a poller that finds no older CQEs
+        // would open it again.
         let mut past = lock(state.past());
         past.clear();
         state.shut();
@@ -439,7 +441,8 @@ mod tests {
         CompletionQueue::new(config).expect("a CQ")
     }
 
-    /// In a forked child another thread's locks stay locked for ever: here this thread has them.
+    /// In a forked child, locks of the parent's other threads stay locked forever. Here this thread
+    /// holds them instead.
     #[test]
     fn a_forked_child_drops_its_handles_without_a_lock() {
         let table = UserIndexTable::new();
@@ -459,8 +462,8 @@ mod tests {
         assert_eq!(has_drained, Ok(false), "the memory of its rings stays");
     }
 
-    /// As a poll does that finds a CQE of a queue that was closed or reset, or an empty CQ, and as
-    /// the drops of a CQ and of a queue do while another thread looks into the queue's ring.
+    /// A poll that finds a CQE of a closed or reset queue, or an empty CQ, and dropping a CQ or a
+    /// queue while another thread reads the queue's ring.
     #[test]
     fn polls_and_drops_of_a_forked_child_wait_for_no_lock() {
         let table = UserIndexTable::new();
