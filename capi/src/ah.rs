@@ -1,4 +1,4 @@
-//! Address handles, also made from completions.
+//! Address handles, including those created from completions.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::result::{destroy_and_free, failed, null, pointer, refused};
 pub(crate) struct Ah {
     base: ibv_ah,
     library: Option<AddressHandle>,
-    /// The address as requests have it, without a queue pair.
+    /// The address in the format of requests, without a queue pair.
     wire: DatagramAddress,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Arc<()>,
@@ -48,7 +48,7 @@ impl Ah {
         Some(ah.wire.for_dc(number, key))
     }
 
-    /// A pointer to the address in the form that requests have; `None` for a null pointer.
+    /// A pointer to the address in the format of requests; `None` for a null pointer.
     ///
     /// # Safety
     /// As for [`Ah::datagram`].
@@ -131,7 +131,7 @@ fn route(
     }
     let header = RoutingHeader::parse(grh).ok_or(libc::EPROTONOSUPPORT)?;
     let table = context.library.gid_table(port).map_err(|error| failed(&error))?;
-    // A multicast packet names no GID of this port, so no GID is the source of an answer.
+    // A multicast packet names no GID of this port, so an answer to it has no source GID.
     let is_own = |entry: &&GidEntry| {
         entry.gid.0 == header.destination && (entry.kind == GidKind::RoceV2) == header.is_udp
     };

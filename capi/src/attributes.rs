@@ -27,7 +27,7 @@ const RAW: u32 = QpType::RawPacket as u32;
 const XRC_SEND: u32 = QpType::XrcSend as u32;
 const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
 
-/// The library's struct for an address of C.
+/// C's address as the library's struct.
 pub(crate) fn address(attr: &ibv_ah_attr) -> AddressVector {
     AddressVector {
         port: attr.port_num,
@@ -45,7 +45,7 @@ pub(crate) fn address(attr: &ibv_ah_attr) -> AddressVector {
     }
 }
 
-/// C's struct for an address of the library.
+/// The library's address as C's struct.
 pub(crate) fn c_address(address: &AddressVector) -> ibv_ah_attr {
     let route = address.global.unwrap_or_default();
     ibv_ah_attr {

@@ -26,9 +26,9 @@ unsafe extern "C-unwind" {
 
 /// A completion channel.
 ///
-/// The descriptor that programs get is an epoll file over the channel's: it is readable when an
-/// event is there, and has flags of its own. The library keeps the channel's file non-blocking;
-/// `O_NONBLOCK` on the program's descriptor says whether `ibv_get_cq_event` waits.
+/// The descriptor that programs get is an epoll file over the channel's: it is readable while there
+/// is an event, and has its own flags. The library keeps the channel's file non-blocking, while
+/// `O_NONBLOCK` on the program's descriptor decides whether `ibv_get_cq_event` waits.
 #[repr(C)]
 pub(crate) struct Channel {
     base: ibv_comp_channel,
@@ -68,8 +68,8 @@ impl Channel {
         }
     }
 
-    /// Forgets a completion queue that was destroyed. The count goes down last, when the lock is
-    /// free: another thread may then destroy the channel. So this takes a pointer.
+    /// Removes a completion queue that was destroyed. The count is decremented last, without the
+    /// lock, because another thread may then destroy the channel. That is why this takes a pointer.
     ///
     /// # Safety
     /// The queue was added, and is removed once.
@@ -154,9 +154,9 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
     }
 }
 
-/// Waits for an event and takes it, and does the work of a software device meanwhile: so a packet
-/// wakes this thread, and not the device's first. [`Taken::Gone`] if there is none after
-/// [`LONGEST`] or a signal. If it cannot wait, it only takes an event that is there.
+/// Waits for an event and takes it. Meanwhile this thread does the work of a software device, so
+/// that a packet wakes it directly. Returns [`Taken::Gone`] if there is no event after [`LONGEST`]
+/// or a signal. If it cannot wait, it only takes an event that is already there.
 fn at_work(channel: &Channel) -> Taken<*const Cq> {
     let wait = |signals: BorrowedFd<'_>| {
         let waited = channel.library.wait_event(&[signals], Some(LONGEST));
@@ -177,7 +177,7 @@ fn at_work(channel: &Channel) -> Taken<*const Cq> {
     }
 }
 
-/// Takes an event. Its queue keeps it until it is acknowledged.
+/// Takes an event. Its queue holds the event until the program acknowledges it.
 fn next_event(channel: &Channel) -> Taken<*const Cq> {
     match channel.library.try_get_event() {
         Ok(event) => {

@@ -1,6 +1,6 @@
 //! Contexts that a program closes before it destroys their objects. Destroying an object reads its
-//! context, also in inline functions of the header. So a context's memory stays until its objects
-//! are gone, and is freed when a device is opened or closed after that.
+//! context, even in inline functions of the header. So a context's memory stays until its objects
+//! are gone, and is freed the next time that a device is opened or closed.
 
 use std::any::Any;
 use std::sync::Weak;

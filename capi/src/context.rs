@@ -32,8 +32,8 @@ pub(crate) struct Context {
     clock: Lazy<Option<DeviceClock>>,
     /// QP numbers that the program has reserved.
     pub(crate) reserved: Shared<Vec<Range>>,
-    /// A `cmd_fd` that `library` does not own. Of an imported context it is the program's; of a
-    /// software device an empty file, which exists because programs duplicate the descriptor.
+    /// A `cmd_fd` that `library` does not own: for an imported context the program's descriptor,
+    /// for a software device an empty file, because programs duplicate the descriptor.
     #[allow(dead_code, reason = "held for its lifetime")]
     file: Option<OwnedFd>,
 }
@@ -54,7 +54,7 @@ fn is_placeholder(fd: c_int) -> bool {
     link.is_ok_and(|link| link.to_string_lossy().contains(&*PLACEHOLDER.to_string_lossy()))
 }
 
-/// What an asynchronous event may be about.
+/// The object of an asynchronous event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Object {
     Cq(*const cq::Cq),
@@ -82,12 +82,12 @@ impl Context {
         unsafe { &raw mut (*Box::into_raw(self)).base.context }
     }
 
-    /// The objects that events may be about; `None` in a forked child that cannot have them.
+    /// The objects of events; `None` in a forked child that cannot access them.
     pub(crate) fn objects(&self) -> Option<MutexGuard<'_, HashMap<ObjectId, Object>>> {
         self.objects.lock()
     }
 
-    /// The device's clock, mapped at the first call; `None` where there is none.
+    /// The device's clock, mapped at the first call; `None` if the device has none.
     pub(crate) fn clock(&self) -> Option<&DeviceClock> {
         self.clock.get_or(|| self.library.clock().ok()).as_ref()
     }
@@ -134,8 +134,8 @@ impl Context {
 
 const NONE: *mut c_void = ptr::null_mut();
 
-/// The functions of `ibv_context.ops`. Of the slots of libibverbs 1.0 only two are filled, as in
-/// rdma-core: programs do not use the others.
+/// The functions of `ibv_context.ops`. As in rdma-core, only two of libibverbs 1.0's slots are
+/// filled, because programs do not use the others.
 const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_query_device: verbs::query_device as *mut c_void,
     _compat_query_port: verbs::query_port as *mut c_void,
@@ -171,7 +171,7 @@ const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_async_event: NONE,
 };
 
-/// [`OPERATIONS`], in the form for this processor.
+/// [`OPERATIONS`] with the variants for this processor.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: pick(poll::poll_cq, poll::poll_cq_newer),
@@ -256,8 +256,8 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// `ibv_import_device`: a context on an open file that another process made. Closing the context
-/// closes `cmd_fd`, as in libibverbs. If the import fails, the descriptor stays the program's.
+/// `ibv_import_device`: a context on an open file of another process. Closing the context closes
+/// `cmd_fd`, as in libibverbs. If the import fails, the descriptor stays the program's.
 pub(crate) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     if is_placeholder(cmd_fd) {
         return null(libc::EOPNOTSUPP);

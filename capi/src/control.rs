@@ -16,8 +16,7 @@ use crate::post;
 use crate::qp::{Control, NO_ECE};
 use crate::result::failed;
 
-/// What is negotiated for the connection: nothing, where the device has no options, as libmlx5 says
-/// it (`mlx5_query_ece`).
+/// The negotiated options: none if the device has no options, as in libmlx5 (`mlx5_query_ece`).
 fn ece(asked: Result<Ece, Error>) -> Result<Ece, c_int> {
     match asked {
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(NO_ECE),

@@ -1,4 +1,4 @@
-//! Completion queues: making, changing and destroying them. Polling is in `poll.rs`.
+//! Creates, changes and destroys completion queues. Polling is in `poll.rs`.
 
 use std::cell::UnsafeCell;
 use std::ffi::{OsStr, c_int, c_uint, c_void};
@@ -151,7 +151,7 @@ struct CqRequest {
     ignore_overrun: bool,
     one_thread: bool,
     extended: bool,
-    /// Whether the program reads what completions say of tags.
+    /// Whether the program reads the tag fields of completions.
     tags: bool,
     /// Entries of 128 bytes.
     wide: bool,
@@ -177,7 +177,7 @@ pub(crate) fn is_wide_by_default() -> Option<bool> {
     }
 }
 
-/// Makes a completion queue; null, with errno, if that fails.
+/// Creates a completion queue; null, with errno, if that fails.
 ///
 /// # Safety
 /// Its context, channel and domain are a program's.
@@ -320,7 +320,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     unsafe { create_cq_of_mlx5(context, attributes, wide, None) }
 }
 
-/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`, and compressed as `compression` says.
+/// `ibv_create_cq_ex`, with entries of 128 bytes if `wide`, and with this compression.
 ///
 /// # Safety
 /// The caller's objects.

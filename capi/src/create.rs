@@ -1,4 +1,4 @@
-//! Making queue pairs.
+//! Creates queue pairs.
 
 use std::convert::identity;
 use std::ffi::c_int;
@@ -57,7 +57,7 @@ const UD: u32 = QpType::Ud as u32;
 const RAW: u32 = QpType::RawPacket as u32;
 const XRC_SEND: u32 = QpType::XrcSend as u32;
 const XRC_RECEIVE: u32 = QpType::XrcReceive as u32;
-/// `IBV_QPT_DRIVER`. `QpType::DcInitiator` has the same number; in C, DC targets have it, too.
+/// `IBV_QPT_DRIVER`. `QpType::DcInitiator` has the same number; in C, DC targets also have it.
 const DRIVER: u32 = QpType::DcInitiator as u32;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 const TOEPLITZ: u8 = 1;
@@ -75,7 +75,7 @@ pub(crate) struct Mlx5Attributes {
     pub(crate) is_extended: bool,
     /// Requests configure memory keys.
     pub(crate) changes_keys: bool,
-    /// Requests are encoded by the program, and their completions say so.
+    /// The program encodes requests itself, and completions report this.
     pub(crate) encodes: bool,
     pub(crate) dynamic: Option<Dynamic>,
 }
@@ -96,7 +96,7 @@ pub(crate) enum Dynamic {
 struct QpRequest {
     context: *mut ibv_context,
     attributes: ibv_qp_init_attr_ex,
-    /// Operations of `ibv_wr_…` that the program asks for.
+    /// Operations of `ibv_wr_…` that the program requests.
     operations: Option<u64>,
     /// Never deliver short messages inside the CQE.
     no_scatter: bool,
@@ -229,7 +229,7 @@ fn finish(
     made.cast()
 }
 
-/// Registers a queue pair for events. Returns null with errno if making it failed.
+/// Registers a queue pair for events. Returns null with errno if its creation failed.
 pub(crate) fn register(context: *mut ibv_context, made: Result<*mut Qp, Error>) -> *mut Qp {
     let made = made.unwrap_or_else(|error| null(failed(&error)));
     // SAFETY: null, or just made; the caller's context.
@@ -243,7 +243,7 @@ pub(crate) fn register(context: *mut ibv_context, made: Result<*mut Qp, Error>) 
     made
 }
 
-/// Makes a queue pair of the requested type. The outer error is an errno for attributes that are
+/// Creates a queue pair of the requested type. The outer error is an errno for attributes that are
 /// refused here, the inner one is the library's.
 ///
 /// # Safety
@@ -383,9 +383,9 @@ fn operations(flags: u64) -> Operations {
     operations
 }
 
-/// Makes an RSS queue pair: it has no queues, and spreads flows over the work queues of a table.
-/// The hash key and fields go into the driver's part of the request, as libmlx5 writes them.
-/// Refuses values that the kernel would refuse.
+/// Creates an RSS queue pair: it has no queues, and spreads flows over the work queues of a table.
+/// The hash key and fields are in the driver's part of the request, as in libmlx5. Refuses values
+/// that the kernel would refuse.
 ///
 /// # Safety
 /// As for [`make`].
@@ -439,14 +439,14 @@ unsafe fn xrc_receiver(request: &QpRequest) -> Result<Result<*mut Qp, Error>, c_
     let Some(domain) = domain.library() else { return Err(libc::EINVAL) };
     Ok(domain.create_receiver_in_reset().map(|library| {
         let mut base = base(request, &library);
-        // CQs that a program names needlessly are not stored, because it may destroy them before
-        // the queue pair.
+        // CQs that are not needed are not stored, because the program may destroy them before the
+        // queue pair.
         (base.send_cq, base.recv_cq) = (ptr::null_mut(), ptr::null_mut());
         xrc_target(base, library)
     }))
 }
 
-/// Makes a DC target. As in the kernel's driver and libmlx5, `send_ops_flags` are refused, and a
+/// Creates a DC target. As in the kernel's driver and libmlx5, `send_ops_flags` are refused, and a
 /// shared receive queue is required.
 ///
 /// # Safety

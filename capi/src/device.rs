@@ -1,4 +1,4 @@
-//! The list of devices, and what a program can find out about a device without opening it.
+//! The list of devices, and queries of a device that is not open.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -19,8 +19,8 @@ use crate::table::Table;
 const CHANNEL_ADAPTER: c_int = 1;
 const INFINIBAND: c_int = 0;
 
-/// The part of rdma-core's `struct verbs_device` after the `ibv_device`. Its providers read it; if
-/// it is zero, they know that the device is not theirs.
+/// The part of rdma-core's `struct verbs_device` after the `ibv_device`. Its providers read this
+/// part, and see by zeros that the device is not theirs.
 type ProviderPart = [u64; 8];
 
 /// A device that a program gets. It is never freed: contexts and programs may keep the pointer, and
@@ -34,7 +34,7 @@ pub(crate) struct Device {
     index: c_int,
 }
 
-/// Devices do not change after they are made.
+/// Devices do not change after creation.
 // SAFETY: nothing writes a device after it was made, and its fields are `Send` and `Sync`, except
 // for null pointers.
 unsafe impl Send for Device {}
@@ -150,7 +150,7 @@ pub(crate) fn soft_sysfs(path: &str) -> Option<String> {
 
 /// `ibv_get_device_list`: a list that ends with a null pointer.
 pub(crate) unsafe extern "C" fn get_device_list(number: *mut c_int) -> *mut *mut ibv_device {
-    // Before the threads of software devices start, because this takes longer afterwards.
+    // Called before the threads of software devices start, because it takes longer afterwards.
     crate::lock::register();
     let found = uncancelled(devices);
     let devices = found.as_deref().unwrap_or_default();
@@ -186,8 +186,8 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// `ibv_get_device_index`: the number of a software device; −1 for devices of the kernel, which
-/// tells their index by RDMA netlink only.
+/// `ibv_get_device_index`: the number of a software device; −1 for devices of the kernel, whose
+/// index is only available through RDMA netlink.
 pub(crate) unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: the caller's device.
     unsafe { of(device) }.index
@@ -214,7 +214,8 @@ pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// `ibv_read_sysfs_file`: the text of `directory/file` without its last newline. Its length, or −1.
+/// `ibv_read_sysfs_file`: the text of `directory/file` without its last newline. Returns its
+/// length, or −1.
 pub(crate) unsafe extern "C" fn read_sysfs_file(
     directory: *const c_char,
     file: *const c_char,

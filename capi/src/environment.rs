@@ -7,8 +7,8 @@ use uverbs::soft::signals::without_signals;
 
 use crate::events::uncancelled;
 
-/// An environment variable. A program that runs with more rights than its caller has (set user id)
-/// gets none, because variables name devices and files to write to.
+/// An environment variable. `None` in a program that runs with more rights than its caller (set
+/// user id), because variables name devices and files to write to.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     // SAFETY: reads a value that the kernel set at exec.
     let has_more_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
@@ -21,8 +21,8 @@ pub(crate) fn is_set(name: &str) -> bool {
 }
 
 /// Writes a line to standard error in one call, so that lines of several threads and processes do
-/// not mix. It takes no lock, because a forked child may inherit one that no thread releases. If
-/// the line cannot be written, it is lost and the program goes on.
+/// not mix. It takes no lock, because a forked child may inherit one that no thread releases. A
+/// line that cannot be written is lost.
 pub(crate) fn say(text: &str) {
     let parts = [b"uverbs: ", text.as_bytes(), b"\n"].map(IoSlice::new);
     let (start, count) = (parts.as_ptr().cast(), parts.len() as _);

@@ -1,4 +1,4 @@
-//! Asynchronous events, and waiting for them and for completion events.
+//! Asynchronous events, and waits for them and for completion events.
 
 use std::ffi::c_int;
 
@@ -31,7 +31,7 @@ pub(crate) enum Blocking {
 }
 
 impl Blocking {
-    /// What the flags of `fd` say at this moment.
+    /// The current setting in the flags of `fd`.
     pub(crate) fn of(fd: c_int) -> Self {
         // SAFETY: asks for flags.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -79,8 +79,8 @@ pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
 }
 
 /// Whether all signal handlers of the program have `SA_RESTART`. The `read(2)` of libibverbs then
-/// goes on after a signal, but no handler restarts `poll(2)`. Handlers of signals that a thread
-/// causes by what it executes do not count, because a thread that waits executes nothing.
+/// goes on after a signal, but no handler restarts `poll(2)`. Handlers of signals that instructions
+/// cause do not matter, because a waiting thread executes none.
 #[cold]
 fn handlers_restart_calls() -> bool {
     use libc::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
@@ -119,8 +119,8 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
 /// The result of taking an event.
 pub(crate) enum Taken<E> {
     Event(E),
-    /// Nothing yet, so the caller tries again: an event of an object that was destroyed, or the end
-    /// of a wait that a signal or the time ended.
+    /// No event yet, so the caller tries again: the event's object was destroyed, or a signal or
+    /// the timeout ended the wait.
     Gone,
     Nothing,
     /// errno is set.
@@ -145,8 +145,8 @@ fn next_event(context: &Context) -> Taken<ibv_async_event> {
     }
 }
 
-/// The event as programs see it; its object holds it until it is acknowledged. `None` if the object
-/// is gone.
+/// The event for the program. Its object holds it until it is acknowledged. `None` if the object is
+/// gone.
 fn told(context: &Context, event: AsyncEvent) -> Option<ibv_async_event> {
     let event_type = event.kind().0;
     let element = match event.source() {

@@ -1,5 +1,5 @@
-//! The exported symbols. Each is one jump to a function of this crate, under the name and version
-//! that `exports.txt` has.
+//! The exported symbols. Each is one jump to a function of this crate, with the name and version in
+//! `exports.txt`.
 //!
 //! rustc gives the linker its own list of exported symbols, without versions. Symbols that are
 //! defined in assembly are not on it, so only the version script of `build.rs` applies to them.

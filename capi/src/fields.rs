@@ -1,4 +1,4 @@
-//! Fields that structs of C, of the kernel and of the library have in common, by name.
+//! Copies fields by name between structs of C, of the kernel and of the library.
 
 /// A struct whose fields of these names are those of `$from`, some of them as C's `int`; all other
 /// fields are written out.
@@ -16,7 +16,7 @@ macro_rules! with_fields_of {
 }
 pub(crate) use with_fields_of;
 
-/// Copies the fields of these names, and leaves the others.
+/// Copies the fields of these names, and leaves the others unchanged.
 macro_rules! copy_fields {
     ($from:ident => $to:ident: $($same:ident)*) => {
         $($to.$same = $from.$same;)*

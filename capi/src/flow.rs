@@ -61,7 +61,8 @@ pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
     }
 }
 
-/// `ibv_attach_counters_point_flow`. As libmlx5, it attaches no counters to a rule that exists.
+/// `ibv_attach_counters_point_flow`. As in libmlx5, counters cannot be attached to an existing
+/// rule.
 pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     counters: *mut ibv_counters,
     attr: *mut ibv_counter_attach_attr,
@@ -118,8 +119,8 @@ impl Rule {
     }
 }
 
-/// The errno for a queue pair that no rule leads to, as the kernel gives it: its
-/// `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c) lets those of type UD through, for IPoIB.
+/// The kernel's errno for a queue pair that cannot be a rule's target. Its
+/// `ib_uverbs_ex_create_flow` (core/uverbs_cmd.c) accepts type UD, for IPoIB.
 fn without_rules(queue_pair: &Qp) -> c_int {
     let is_ud = queue_pair.base().qp_type == QpType::Ud as u32;
     if is_ud { libc::EOPNOTSUPP } else { libc::EINVAL }

@@ -1,4 +1,5 @@
-//! Fork support: what programs ask for before they fork, and how locks recognise a child.
+//! Fork support: the verbs that programs call before they fork, and how locks recognise a forked
+//! child.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,10 +26,10 @@ impl Process {
 pub(crate) fn process() -> Process {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     if !REGISTERED.load(Ordering::Acquire) {
-        // Threads that are first together register the handler several times, which does no harm,
-        // rather than wait for each other: a child has only one of them.
-        // SAFETY: the handler may run in any child: it adds to an atomic. Without memory for it
-        // children are not told apart, and may wait for locks that no thread holds.
+        // If several threads come first, each registers the handler, which is harmless. They do not
+        // wait for each other, because a forked child has only one of them. SAFETY: the handler may
+        // run in any child: it only increments an atomic. If there is no memory to register it,
+        // children are not recognised, and may wait for locks that no thread will release.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         REGISTERED.store(true, Ordering::Release);
     }

@@ -9,9 +9,9 @@
 use crate::environment::is_set;
 use crate::lazy::Lazy;
 
-/// Declares functions in both forms. `[…]` has the generic parameters. A function that the body
-/// calls has to be inlined to use the newer instructions; a function that has two forms itself is
-/// called by [`either`].
+/// Declares functions in both forms. `[…]` contains the generic parameters. Functions that the body
+/// calls must be inlined to use the newer instructions; functions with two forms are called through
+/// [`either`].
 ///
 /// `beside` is for functions that must not be inlined into the functions that call them last. It
 /// gives the newer form one more feature than its callers have, which prevents inlining.

@@ -1,8 +1,8 @@
 //! Structs to which releases of rdma-core have appended fields.
 //!
 //! A program that was built with older headers has a shorter struct than the one that is declared
-//! here, and a mask in it says which of the later fields the struct has. A Rust reference to it
-//! would claim the bytes behind its end. So such structs are copied field by field.
+//! here, and a mask in it says which of the later fields the struct has. A Rust reference to the
+//! longer struct would cover bytes beyond its end, so such structs are copied field by field.
 
 use std::mem::MaybeUninit;
 
@@ -20,7 +20,7 @@ pub(crate) unsafe trait Grown: Sized {
     const COMMON: usize;
     /// The fields after it.
     const LATER: &'static [Later];
-    /// Its mask, if it is in the struct; it is in the common part.
+    /// The mask, if it is a field of the struct (then it is in the common part).
     fn mask(&self) -> u64 {
         0
     }
@@ -78,7 +78,7 @@ unsafe fn copy<T>(from: *const T, to: *mut T, at: usize, bytes: usize) {
     }
 }
 
-/// The size of a field, from a function that leads to it.
+/// The size of a field, from its accessor function.
 pub(crate) const fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }

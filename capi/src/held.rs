@@ -1,4 +1,4 @@
-//! Events that a program got and has not acknowledged. The object that an event is about keeps it.
+//! Events that a program got and has not acknowledged. The object of an event holds it.
 
 use std::sync::Condvar;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use std::ffi::c_int;
 use crate::lock::Shared;
 use crate::result::failed;
 
-/// How long a waiting destroy sleeps at most before it looks again. An event that moves from one
-/// list to another is in neither for a moment, so a wake-up can be missed.
+/// Longest sleep of a waiting destroy before it checks again. An event that moves from one list to
+/// another is in neither for a moment, so a wake-up can be missed.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// An event that can represent several events of the same object.
@@ -77,7 +77,7 @@ impl<E: Counted> Held<E> {
         let Some(mut state) = self.state.lock() else { return };
         if state.event.as_mut().is_some_and(|event| !event.acknowledge(count)) {
             state.event = None;
-            // A notification is a system call, also if no thread waits.
+            // A notification is a system call, even if no thread waits.
             if state.waiting > 0 {
                 self.acknowledged.notify_all();
             }

@@ -1,8 +1,8 @@
 //! Values that are computed at their first use.
 //!
-//! Unlike `OnceLock`, no thread waits for another one: threads that come at the same time compute a
-//! value each, and the first value that is published stays. So a forked child never waits for a
-//! thread that exists only in its parent.
+//! Unlike with `OnceLock`, no thread waits for another one: threads that call at the same time each
+//! compute a value, and the first published value stays. So a forked child never waits for a thread
+//! that exists only in its parent.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -26,7 +26,7 @@ impl<T> Lazy<T> {
         }
     }
 
-    /// Publishes a value, unless another thread was faster.
+    /// Publishes a value, unless another thread has published one.
     fn publish(&self, own: *mut T) -> &T {
         let none = ptr::null_mut();
         match self.0.compare_exchange(none, own, Ordering::AcqRel, Ordering::Acquire) {

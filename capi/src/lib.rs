@@ -18,9 +18,9 @@
 //! not panic on outside input, and the paths of posting and polling have no branch that can.
 //!
 //! # Safety
-//! Every entry relies on what the verbs' manual pages demand of a program: pointers are to live
-//! objects of this library, or to structs of the header; no object is used while another thread
-//! destroys it; memory that requests name stays registered.
+//! Every function relies on the rules of the verbs' manual pages: pointers are to live objects of
+//! this library, or to structs of the header; no object is used while another thread destroys it;
+//! memory that requests name stays registered.
 
 #![cfg_attr(
     test,

@@ -1,18 +1,19 @@
 //! The locks of the library. The verbs are thread-safe, except on a queue that the program declares
 //! to be used by one thread: it has no lock.
 //!
-//! A queue's lock is held while something is posted or polled, and from a program's call to its
-//! next one where the verbs say so. A thread that finds it held spins, then yields, then sleeps,
-//! because the holder may have a lower priority and need the same processor.
+//! A queue's lock is held during a post or poll, and across calls where the verbs require it
+//! (between `ibv_wr_start` and `ibv_wr_complete`, for example). A thread that finds it held spins,
+//! then yields, then sleeps, because the holder may have a lower priority and need the same
+//! processor.
 //!
-//! Most queues are used by one thread at a time for long, and an atomic instruction costs more than
-//! a whole post. So a lock is biased: it belongs to the first thread that takes it, which then
-//! takes and releases it by plain stores. The next thread that wants the lock takes it away from
-//! the first one for good (see [`Lock::revoke`]) and becomes the owner, until a third thread comes.
-//! After [`OWNERS`] threads, every thread takes the lock by an atomic instruction.
+//! Most queues are used by one thread for a long time, and an atomic instruction costs more than a
+//! whole post. So a lock is biased: it belongs to the first thread that takes it, which then takes
+//! and releases it by plain stores. The next thread that wants the lock takes it away from the
+//! owner permanently (see [`Lock::revoke`]) and becomes the new owner, until a third thread wants
+//! it. After [`OWNERS`] threads, every thread takes the lock by an atomic instruction.
 //!
-//! A forked child has only the thread that called `fork`. A lock that another thread held at that
-//! time would never be released there, so the child may take it.
+//! A forked child has only the thread that called `fork`. In the child, a lock that another thread
+//! held at the fork would never be released, so the child may take it.
 
 mod membarrier;
 
@@ -24,11 +25,11 @@ use crate::events::uncancelled;
 use crate::fork::{self, Process};
 pub(crate) use membarrier::register;
 
-/// How often a thread looks again before it yields.
+/// How often a thread checks the lock again before it yields.
 const SPINS: u32 = 100;
 /// How often it yields before it sleeps.
 const YIELDS: u32 = 20;
-/// How long it sleeps before it looks again.
+/// How long it sleeps before it checks again.
 const SLEEP: Duration = Duration::from_micros(50);
 
 /// Value of [`Slot::held`]: no thread has the lock. No thread pointer is odd.
@@ -43,7 +44,7 @@ const UNCLAIMED: usize = 2;
 /// Bit of [`Slot::owner`]: another thread is taking the lock away from the owner.
 const REVOKED: usize = 1;
 
-/// How many threads own a lock, one after another, before it has no owner for good.
+/// How many threads own a lock, one after another, before it permanently has no owner.
 const OWNERS: usize = 7;
 
 /// The state of a lock while it has one owner, or none.
@@ -53,12 +54,11 @@ struct Slot {
     /// The thread that takes the lock by plain stores, or one of the constants.
     owner: AtomicUsize,
     /// [`FREE`], [`HELD`], or the thread that keeps the lock from one call to another. If there is
-    /// an owner, only the owner writes it: a store of an earlier owner that comes late goes to an
-    /// earlier slot.
+    /// an owner, only the owner writes it: late stores of an earlier owner go to an earlier slot.
     held: AtomicUsize,
 }
 
-/// A spin lock that may be switched off when it is made.
+/// A spin lock that can be disabled at creation.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Lock {
@@ -67,7 +67,7 @@ pub(crate) struct Lock {
     needed: bool,
     /// The process that made it.
     process: Process,
-    /// One for each owner, and the last one for none.
+    /// One slot for each owner, and the last for a lock without an owner.
     slots: [Slot; OWNERS + 1],
 }
 
@@ -75,9 +75,10 @@ pub(crate) struct Lock {
 const LAST: usize = OWNERS * size_of::<Slot>();
 
 impl Lock {
-    /// A lock, or none if `needed` is false.
+    /// A lock, which does nothing if `needed` is false.
     pub(crate) fn new(needed: bool) -> Self {
-        // A lock that is not needed is not taken away, so each thread becomes the owner in passing.
+        // A lock that is not needed is never taken away: each thread that takes it just becomes the
+        // owner.
         Self::with_owners(needed, !needed || register())
     }
 
@@ -101,8 +102,8 @@ impl Lock {
         unsafe { &*self.slots.as_ptr().byte_add(self.at.load(Ordering::Acquire)) }
     }
 
-    /// A lock that no thread gets: that of a queue which a queue pair does not have. So the fast
-    /// path need not look whether there is a queue.
+    /// A lock that no thread can take, for a queue that a queue pair does not have. With it, the
+    /// fast path need not check whether there is a queue.
     pub(crate) fn unavailable() -> Self {
         let lock = Self::with_owners(true, false);
         lock.slot().held.store(HELD, Ordering::Relaxed);
@@ -132,15 +133,15 @@ impl Lock {
         is_taken.then_some(Taken(slot))
     }
 
-    /// Gives the lock back, kept or not.
+    /// Releases the lock, kept or not.
     #[inline(always)]
     pub(crate) fn release(&self) {
         self.slot().held.store(FREE, Ordering::Release);
     }
 
     /// Takes the lock if it is free and not another thread's, and keeps it when the program's call
-    /// returns. `NEEDED` says whether it is needed: the caller is one of two functions, of which
-    /// the creation of the object has chosen one.
+    /// returns. `NEEDED` says whether the lock is needed. It is a constant, because the object's
+    /// creation chose between two functions.
     #[inline(always)]
     pub(crate) fn try_keep<const NEEDED: bool>(&self) -> bool {
         let (slot, thread) = (self.slot(), this_thread());
@@ -165,12 +166,12 @@ impl Lock {
         let held = slot.held.load(Ordering::Relaxed);
         match slot.owner.load(Ordering::Relaxed) {
             NONE => held == thread,
-            // The owner calls no verb while it holds the lock otherwise.
+            // The owner calls no verb while it holds the lock in any other way.
             owner => owner & !REVOKED == thread && held != FREE,
         }
     }
 
-    /// Takes the lock until the guard goes, unless this thread keeps it already.
+    /// Takes the lock until the guard is dropped, unless this thread already keeps it.
     pub(crate) fn guard_unless_kept(&self) -> Option<Guard<'_>> {
         (!self.is_kept_here()).then(|| self.guard())
     }
@@ -182,7 +183,7 @@ impl Lock {
         Guard(self)
     }
 
-    /// Takes the lock, which was not free, or not this thread's.
+    /// Takes a lock that was not free, or was owned by another thread.
     #[cold]
     #[inline(never)]
     pub(crate) fn wait(&self) {
@@ -210,10 +211,11 @@ impl Lock {
     /// Takes the lock away from its owner. Returns false, with nothing changed, if another thread
     /// does.
     ///
-    /// The owner stores that it holds the lock, then looks whether it is still the owner. This
-    /// thread stores that it is not, then looks whether it holds the lock. One of both sees the
-    /// other's store if neither processor reads before it has stored. `membarrier` sees to that on
-    /// both sides: the owner needs no instruction for it.
+    /// The owner stores that it holds the lock, then checks whether it is still the owner. This
+    /// thread stores that the owner is revoked, then checks whether the owner holds the lock. At
+    /// least one of the two sees the other's store, provided that neither processor reads before
+    /// its store is visible. `membarrier` guarantees this for both threads, so the owner needs no
+    /// barrier instruction.
     fn revoke(&self, slot: &Slot, owner: usize, thread: usize) -> bool {
         let (order, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
         if slot.owner.compare_exchange(owner, owner | REVOKED, order, relaxed).is_err() {
@@ -232,8 +234,8 @@ impl Lock {
         true
     }
 
-    /// Waits until `is_done`. A forked child of the process that made the lock spins once only: the
-    /// thread that it would wait for exists only in the parent.
+    /// Waits until `is_done`. A forked child of the process that created the lock spins only once,
+    /// because the thread that it would wait for exists only in the parent.
     fn until(&self, mut is_done: impl FnMut() -> bool) {
         let mut rounds = 0;
         while !spin(&mut is_done) {
@@ -294,8 +296,8 @@ fn spin(is_done: &mut impl FnMut() -> bool) -> bool {
     false
 }
 
-/// The thread pointer: an address that no other live thread has, and that is even. Reading a
-/// thread-local variable would take a call in a shared object.
+/// The thread pointer: an address that no other live thread has, and that is even. In a shared
+/// object, reading a thread-local variable would take a call.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn this_thread() -> usize {
@@ -328,8 +330,8 @@ fn this_thread() -> usize {
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-/// A lock that is held during a call. Its slot does not change meanwhile, so giving the lock back
-/// need not look for it. If this value is dropped, the lock is still held: see [`Lock::release`].
+/// A lock that is held during a call. Its slot does not change while it is held, so releasing it
+/// need not find the slot. Dropping this value does not release the lock: see [`Lock::release`].
 pub(crate) struct Taken<'a>(&'a Slot);
 
 impl Taken<'_> {
@@ -468,7 +470,7 @@ mod tests {
         assert_eq!(shared.owner(), NONE);
     }
 
-    /// A kept lock is this thread's, also while another thread waits for it.
+    /// A kept lock belongs to this thread even while another thread waits for it.
     #[test]
     fn only_its_thread_sees_a_lock_as_kept_here() {
         for has_owners in [false, register()] {

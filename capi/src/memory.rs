@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     let access = AccessFlags::from_bits_retain(access as u32);
     let registration = domain.registration().access(access).iova(iova);
     // A `BorrowedFd` is not negative. The kernel opens no file with the largest number
-    // (`sysctl_nr_open_max` in fs/file.c), so it answers as to a negative one.
+    // (`sysctl_nr_open_max` in fs/file.c), so it fails in the same way as for a negative one.
     let fd = if fd < 0 { c_int::MAX } else { fd };
     // SAFETY: the caller's descriptor, for the time of the call; writing to the memory is what it
     // asks for.

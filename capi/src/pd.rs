@@ -40,7 +40,7 @@ pub(crate) struct Pd {
     parent: Option<Parent>,
 }
 
-/// What a parent domain has in addition.
+/// The additional state of a parent domain.
 struct Parent {
     #[allow(dead_code, reason = "held for its lifetime")]
     of: Arc<()>,
@@ -100,7 +100,7 @@ fn plain(context: *mut ibv_context, domain: ProtectionDomain) -> Box<Pd> {
     Box::new(Pd { base, domain: Some(domain), users: Arc::default(), parent: None })
 }
 
-/// `ibv_dealloc_pd`, also for parent domains.
+/// `ibv_dealloc_pd`, which also deallocates parent domains.
 pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller's domain; only this call changes its fields.
     let domain = unsafe { &mut *pd.cast::<Pd>() };

@@ -8,7 +8,8 @@ use std::ffi::{c_int, c_void};
 
 use crate::result::refused;
 
-/// `verbs_register_driver_…` and `ibv_register_driver`: no driver is loaded, so none is registered.
+/// `verbs_register_driver_…` and `ibv_register_driver`: does nothing, because no drivers are
+/// loaded.
 pub(crate) unsafe extern "C" fn register_driver(_: *const c_void) {}
 
 /// `__verbs_log`: messages of providers are dropped.

@@ -1,4 +1,4 @@
-//! Queue pairs: what all have in common, and the verbs that change, query and destroy them.
+//! Queue pairs: the part that all types share, and the verbs that change, query and destroy them.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_int;
@@ -29,11 +29,11 @@ use crate::post::{self, SendTable};
 use crate::result::{self, code, failed, refused};
 use crate::wr::{self, Building};
 
-/// `IBV_QP_RATE_LIMIT`: the query has neither this attribute nor later ones. As in libibverbs, it
+/// `IBV_QP_RATE_LIMIT`: this attribute and later ones cannot be queried. As in libibverbs, it
 /// accepts lower bits without a meaning (`ibv_cmd_query_qp` of rdma-core 44 and 65).
 const FIRST_NOT_QUERIED: c_int = 1 << 25;
 
-/// No options of the vendor, which is `PCI_VENDOR_ID_MELLANOX`.
+/// ECE without options. The vendor is `PCI_VENDOR_ID_MELLANOX`.
 pub(crate) const NO_ECE: Ece = Ece { vendor_id: 0x15b3, options: 0 };
 
 /// The attributes that a query of a DC target may ask for (`mlx5_ib_dct_query_qp` in
@@ -49,7 +49,7 @@ const DC_TARGET_ATTRIBUTES: c_int = QpAttrMask::STATE
 
 pub(crate) use crate::create::{create_qp, create_qp_ex, create_qp_of_mlx5};
 
-/// Whether `MLX5_SINGLE_THREADED` says that the program has one thread, as libmlx5 understands it.
+/// Whether `MLX5_SINGLE_THREADED` declares that the program has one thread, with libmlx5's meaning.
 pub(crate) fn is_single_threaded() -> bool {
     static SINGLE: Lazy<bool> = Lazy::new();
     *SINGLE.get_or(|| variable("MLX5_SINGLE_THREADED").is_some_and(|value| value == "1"))
@@ -65,7 +65,7 @@ pub(crate) struct Qp {
     /// The receive queue, which exists as long as the queue pair; null if it has none.
     pub(crate) receive: Cell<*mut RecvQueue>,
     pub(crate) send_lock: Lock,
-    /// No thread gets it if there is no receive queue.
+    /// No thread can take it if there is no receive queue.
     pub(crate) recv_lock: Lock,
     /// Requests of `ibv_wr_…` that are being built.
     pub(crate) building: UnsafeCell<Building>,
@@ -144,7 +144,7 @@ pub(crate) trait Control {
     fn rate_limit(&mut self, _: RateLimit) -> Result<(), c_int> {
         Err(libc::EOPNOTSUPP)
     }
-    /// A DEVX command of the program has changed its state.
+    /// Records that a DEVX command of the program has changed its state.
     ///
     /// # Safety
     /// The device has it in that state.
@@ -159,7 +159,7 @@ pub(crate) trait Control {
     fn create_flow_by(&mut self, _: &Matcher, _value: &[u8]) -> Option<MatchedFlowBuilder<'_>> {
         None
     }
-    /// `ibv_destroy_qp`: `TimedOut` while events are held. After a success it is dropped only.
+    /// `ibv_destroy_qp`: `TimedOut` while events are held. After a success it may only be dropped.
     fn try_destroy(&mut self) -> Result<(), Error>;
 }
 
@@ -270,7 +270,7 @@ impl Qp {
         unsafe { (self.send.modify)(self, attributes) }
     }
 
-    /// Asks for attributes. Other threads may post.
+    /// Queries attributes. Other threads may post meanwhile.
     fn query(&self) -> Result<QpInfo, Error> {
         let _changing = self.changing.lock();
         // SAFETY: as for `modify`.
@@ -285,7 +285,7 @@ impl Qp {
         unsafe { (*self.control()).id() }
     }
 
-    /// A command of the program's own has changed its state.
+    /// Records that a command of the program has changed its state.
     ///
     /// # Safety
     /// The program's queue pair, which the device has in that state.
@@ -326,8 +326,8 @@ impl Qp {
     }
 }
 
-/// Stores in a queue pair its own address, that of its receive queue, and what its sends have in
-/// common.
+/// Stores in a queue pair its own address, that of its receive queue, and the common fields of its
+/// sends.
 ///
 /// # Safety
 /// It was just made, and stays where it is.

@@ -53,7 +53,7 @@ fn plain(attributes: &DeviceAttributes) -> ibv_device_attr {
     }
 }
 
-/// `ibv_query_device_ex`. It fills in the fields that the caller's header has.
+/// `ibv_query_device_ex`. It fills in the fields that the caller's struct has.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const c_void,
@@ -140,7 +140,7 @@ unsafe fn give<T: Fields>(from: &T, into: *mut T, size: usize) {
     }
 }
 
-/// `ibv_query_port` of the header: it says how many bytes its struct has.
+/// `ibv_query_port` of current headers, which pass the size of their struct.
 pub(crate) unsafe extern "C" fn query_port_ex(
     context: *mut ibv_context,
     port: u8,
@@ -384,7 +384,7 @@ pub(crate) unsafe extern "C" fn get_pkey_index(
         (0..length).find(|index| library.pkey(port, *index).is_ok_and(|at| at.to_be() == pkey));
     place.map_or_else(
         || {
-            // Of the entry after the last one, as in libibverbs.
+            // The errno for the entry after the last one, as in libibverbs.
             set_errno(libc::ENOENT);
             -1
         },

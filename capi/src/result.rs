@@ -43,7 +43,7 @@ pub(crate) fn pointer<T, B>(made: Result<Box<T>, Error>) -> *mut B {
     }
 }
 
-/// Destroys what is in `slot`; puts it back if that fails.
+/// Destroys the object in `slot`; puts it back if that fails.
 pub(crate) fn destroy<T, R>(
     slot: &mut Option<T>,
     destroy: impl FnOnce(T) -> Result<R, DestroyError<T>>,

@@ -25,7 +25,7 @@ pub(crate) enum Shown {
     Both,
 }
 
-/// What `UVERBS_DEVICE` asks for.
+/// The devices that `UVERBS_DEVICE` selects.
 pub(crate) fn shown() -> Shown {
     let Some(value) = variable(uverbs::DEVICE_VARIABLE) else { return Shown::Kernel };
     match value.to_string_lossy().as_ref() {
@@ -42,8 +42,8 @@ pub(crate) fn shown() -> Shown {
     }
 }
 
-/// Says that a value is not understood. The name of a kernel's device is valid: programs of the
-/// `uverbs` crate choose their device by it.
+/// Reports an unknown value. The name of a kernel device is valid, because programs of the `uverbs`
+/// crate choose their device by it.
 fn complain_of(value: &str) {
     if uverbs::devices().is_ok_and(|all| all.iter().all(|device| device.name() != value)) {
         let variable = uverbs::DEVICE_VARIABLE;
@@ -63,7 +63,7 @@ pub(crate) struct Soft {
     opened: AtomicBool,
 }
 
-/// The software devices of a process, and what they were made from.
+/// The software devices of a process, and their settings.
 #[derive(Debug, Default)]
 struct Started {
     devices: Vec<Soft>,
@@ -71,7 +71,7 @@ struct Started {
 }
 
 /// The process's software devices, started at the first call. If they cannot be started, there are
-/// none, and standard error says why.
+/// none, and the reason goes to standard error.
 fn started() -> &'static Started {
     // A child that was forked while a thread started them starts its own.
     static STARTED: Table<Option<&'static Started>> = Table::new();

@@ -73,7 +73,7 @@ impl Srq {
         self.handle.lock()?.clone()
     }
 
-    /// Where its ring is, its doorbell record, and the entry that is posted next.
+    /// Its ring, its doorbell record, and the entry that is posted next.
     pub(crate) fn layout(&self) -> (RingLayout, *mut u8, u32) {
         let _guard = self.lock.guard();
         // SAFETY: the lock is held.
@@ -86,8 +86,8 @@ impl Srq {
         let _guard = self.lock.guard();
         // SAFETY: the lock is held, or the program posts in one thread at a time.
         let (library, tags) = unsafe { (&mut *self.queue.get(), &mut *self.tags.get()) };
-        // It uses the queue, so it goes first. As with libmlx5, it is gone if this queue is then
-        // found in use.
+        // It uses the queue, so it is destroyed first. As in libmlx5, it is lost if this queue is
+        // then found in use.
         if let Some(queue) = tags {
             // SAFETY: after a success it is dropped.
             unsafe { queue.destroy_in_place_within(Duration::ZERO) }?;
@@ -117,11 +117,11 @@ pub(crate) unsafe extern "C" fn create_srq(
     unsafe { create(pd, domain, attr, Type::Basic) }
 }
 
-/// A queue's type, with what it needs.
+/// A queue's type, with the attributes of that type.
 enum Type<'a> {
     Basic,
     Xrc(&'a Xrcd, &'a Cq),
-    /// Entries of its list of tags, and changes of the list at a time.
+    /// The CQ, the entries of the list of tags, and the most outstanding changes of the list.
     Tags(&'a Cq, u16, u32),
 }
 
@@ -140,8 +140,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         TM => MASK_CQ | MASK_TM,
         _ => 0,
     };
-    // libmlx5 looks at the queue's CQ first, and libibverbs at the mask.
-    // SAFETY: the caller's objects.
+    // libmlx5 checks the queue's CQ first, and libibverbs the mask. SAFETY: the caller's objects.
     if kind == TM && unsafe { extended_cq(&extended) }.is_none() {
         return null(libc::EINVAL);
     }

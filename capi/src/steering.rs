@@ -19,8 +19,7 @@ const UDP: u32 = 0x41;
 /// Bit of the type of a header inside another packet.
 const INNER: u32 = 0x100;
 const VXLAN: u32 = 0x50;
-/// Headers that libibverbs has specifications for, and that are not matched here: ESP, tunnels,
-/// GRE, MPLS.
+/// Headers with specifications in libibverbs that are not supported here: ESP, tunnels, GRE, MPLS.
 const OTHER_HEADERS: [u32; 6] = [0x34, 0x34 | INNER, VXLAN, 0x51, 0x60, 0x60 | INNER];
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
@@ -37,7 +36,7 @@ const VXLAN_KNOWN: usize = 4;
 const HEAD: usize = 6;
 const PADDED_HEAD: usize = 8;
 
-/// Describes the rule at `attr` to `builder`, or says with which errno it is refused.
+/// Describes the rule at `attr` to `builder`. The error is an errno.
 ///
 /// # Safety
 /// `attr` is a program's struct, followed by `num_of_specs` specifications.
@@ -62,7 +61,7 @@ pub(crate) unsafe fn describe<'q>(
     let mut at = unsafe { attr.add(1) }.cast::<u8>();
     for _ in 0..own.num_of_specs {
         // SAFETY: each specification says how long it is, and has the struct of its type. As in
-        // libibverbs, the size of most types counts for nothing but the place of the next one.
+        // libibverbs, for most types the size only determines the place of the next specification.
         unsafe {
             let kind = at.cast::<u32>().read_unaligned();
             let size = at.add(4).cast::<u16>().read_unaligned().into();
@@ -129,7 +128,7 @@ fn act<'q>(kind: u32, bytes: &[u8], builder: FlowBuilder<'q>) -> Option<FlowBuil
     Some(builder.count(&unsafe { CounterSet::library(counters) }?))
 }
 
-/// The errno for a specification that is not matched here: EOPNOTSUPP if libibverbs knows it.
+/// The errno for an unsupported specification: EOPNOTSUPP if libibverbs knows it.
 fn unsupported(kind: u32, bytes: &[u8]) -> c_int {
     let known = match kind & !INNER {
         IPV4_EXT => IPV4_EXT_KNOWN,
@@ -154,15 +153,15 @@ struct Filters<'a> {
 }
 
 impl<'a> Filters<'a> {
-    /// Behind a head, `size` bytes each. `None` where the specification ends before.
+    /// Value and mask after the head, `size` bytes each. `None` if the specification is shorter.
     fn of(bytes: &'a [u8], head: usize, size: usize) -> Option<Self> {
         let (values, rest) = bytes.get(head..)?.split_at_checked(size)?;
         Some(Self { values, masks: rest.get(..size)? })
     }
 
-    /// Those of a struct that may have grown since, or grow later (`get_filters_size` in
-    /// libibverbs' cmd.c): the size of the specification tells theirs. Of the bytes behind those
-    /// that are known, nothing may be asked.
+    /// Value and mask of a struct that may differ in size between releases (`get_filters_size` in
+    /// libibverbs' cmd.c). Their size follows from that of the specification. The mask must be zero
+    /// after the known bytes.
     fn grown(bytes: &'a [u8], known: usize) -> Result<Self, c_int> {
         let size = bytes.len().saturating_sub(PADDED_HEAD) / 2;
         let filters = Self::of(bytes, PADDED_HEAD, size).ok_or(libc::EINVAL)?;
@@ -170,7 +169,7 @@ impl<'a> Filters<'a> {
         if unknown.iter().any(|byte| *byte != 0) { Err(libc::EOPNOTSUPP) } else { Ok(filters) }
     }
 
-    /// A field. Both have its bytes.
+    /// A field. Value and mask must be long enough.
     fn field<const N: usize>(&self, offset: usize) -> Masked<[u8; N]> {
         let of = |bytes: &[u8]| std::array::from_fn(|place| bytes[offset + place]);
         Masked::under(of(self.values), of(self.masks))

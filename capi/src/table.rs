@@ -1,5 +1,4 @@
-//! Tables that a process has once: devices that it was shown, and what it does. Several threads use
-//! them, and a forked child waits for no thread of its parent.
+//! Process-wide tables behind a lock. A forked child never waits for a thread of its parent.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -7,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::fork::{self, Process};
 
-/// A table behind a lock, which begins with the default value.
+/// A table behind a lock. It starts with the default value.
 #[derive(Debug)]
 pub(crate) struct Table<T>(AtomicPtr<OfProcess<T>>);
 

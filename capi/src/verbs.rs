@@ -1,5 +1,5 @@
-//! The verbs that programs call. Each calls the function of its module. If the environment asks for
-//! a trace or for checks, an observer is around that call.
+//! The verbs that programs call. Each calls the function of its module. If the environment requests
+//! a trace or checks, an observer wraps that call.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,10 +8,10 @@ use crate::{
     ah, channel, context, cq, dv, events, extras, flow, memory, pd, qp, query, srq, window, wq, xrc,
 };
 
-/// Each row is a verb: what it does with objects, and which function it calls. Arguments that are
-/// `given` are inputs, `told` ones are outputs; of `at` arguments a trace shows only the address. A
-/// thread may be cancelled only in a verb of `"C-unwind"`: the others hold locks, and their frames
-/// cannot unwind.
+/// Each row is a verb: what it does with objects, and which function it calls. Arguments marked
+/// `given` are inputs, `told` ones are outputs; for `at` arguments a trace shows only the address.
+/// A thread may be cancelled only in a verb of `"C-unwind"`: the others hold locks, and their
+/// frames cannot unwind.
 macro_rules! verbs {
     ($prefix:literal; $( $role:ident $abi:tt $name:ident = $module:ident(
         $($direction:ident $argument:ident: $type:ty),*

@@ -27,7 +27,7 @@ pub(crate) struct Layout {
     pub(crate) fields: &'static [(&'static str, usize)],
 }
 
-/// Structs with C's layout, whose fields are visible in this crate.
+/// Defines structs with C's layout, whose fields are visible in this crate.
 macro_rules! c_structs {
     ($( $(#[$meta:meta])* struct $name:ident { $( $(#[$field_meta:meta])* $field:ident: $type:ty, )* } )*) => {
         $(
@@ -48,7 +48,7 @@ macro_rules! c_structs {
 }
 use c_structs;
 
-/// [`c_structs`] that are written to a program's memory with zeroes between their fields.
+/// Defines [`c_structs`] that are written to a program's memory with zeroes between their fields.
 macro_rules! given_structs {
     ($( $(#[$meta:meta])* struct $name:ident { $( $(#[$field_meta:meta])* $field:ident: $type:ty, )* } )*) => {
         $crate::abi::c_structs! {

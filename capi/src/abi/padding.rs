@@ -1,7 +1,7 @@
 //! Structs whose padding is zero in a program's memory.
 //!
-//! A Rust value has no bytes between its fields: a copy of it may leave there what the memory held
-//! before. Programs compare such structs as bytes, write them to files and send them to peers.
+//! A Rust value has undefined padding: a copy of it may leave old bytes of the memory there. But
+//! programs compare such structs as bytes, write them to files and send them to peers.
 
 use std::mem::MaybeUninit;
 
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 /// # Safety
 /// `write_fields` writes each field.
 pub(crate) unsafe trait Fields: Copy {
-    /// Writes the fields to `to`, and leaves the bytes between them.
+    /// Writes the fields to `to`, and leaves the padding unchanged.
     ///
     /// # Safety
     /// `to` may be written.
@@ -39,7 +39,7 @@ unsafe impl<T> Fields for *mut T {
     }
 }
 
-/// Implements [`Fields`] for structs, of which it takes all fields.
+/// Implements [`Fields`] for structs; all fields must be listed.
 macro_rules! fields {
     ($( $name:ident { $($field:ident)* } )*) => {$(
         // SAFETY: writes the fields; the pattern has each of them.

@@ -63,8 +63,8 @@ super::c_structs! {
 }
 
 impl ibv_sge {
-    /// Its address, length and key, in that order. One load gets length and key, and one more
-    /// instruction turns both into the device's word.
+    /// Its address, length and key, in that order. Length and key are read by one load, so that one
+    /// more instruction makes the device's word of both.
     ///
     /// # Safety
     /// `sge` is a program's.
@@ -145,7 +145,7 @@ pub(crate) mod ops_flags {
     pub(crate) const TM_SYNC: u32 = 1 << 1;
 }
 
-/// The union behind it, for `IBV_WR_BIND_MW` and `IBV_WR_TSO`.
+/// The union at the end of `struct ibv_send_wr`, for `IBV_WR_BIND_MW` and `IBV_WR_TSO`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union Extra {

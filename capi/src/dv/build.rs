@@ -91,8 +91,8 @@ unsafe extern "C" fn no_dc_addr(direct: *mut DirectQp, _: *mut ibv_ah, _: u32, _
     unsafe { wr::unsupported(whole(direct)) };
 }
 
-/// `mlx5dv_wr_set_dc_addr_stream`. No initiator has streams here, so the number has no effect:
-/// perftest numbers the requests of initiators that it made without streams.
+/// `mlx5dv_wr_set_dc_addr_stream`. Initiators have no streams here, so the number has no effect. It
+/// is not refused, because perftest also numbers requests of initiators without streams.
 unsafe extern "C" fn set_dc_addr_stream(
     direct: *mut DirectQp,
     ah: *mut ibv_ah,

@@ -1,4 +1,4 @@
-//! DEVX: firmware commands of the program's own, and the objects and memory that go with them.
+//! DEVX: firmware commands that the program sends itself, and their objects and memory.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -57,8 +57,8 @@ struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// Calls `run` with the bytes of both. The command is copied, because a program may pass one
-    /// buffer for both.
+    /// Calls `run` with command and answer buffer. The command is copied, because a program may
+    /// pass one buffer for both.
     ///
     /// # Safety
     /// The caller's memory, of these lengths.
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn query_eqn(
     code(asked.map(|number| unsafe { into.write(number) }))
 }
 
-/// Verbs that pass a command about an object on: what runs it, and returns its errno.
+/// Verbs that forward a command about an object. Each row names the function that runs it.
 macro_rules! commands {
     ($($name:ident: $type:ty, |$object:ident, $command:ident, $answer:ident| $run:expr;)*) => {$(
         /// The verb of this name.
@@ -159,7 +159,7 @@ fn no_object() -> c_int {
     refused(libc::EINVAL)
 }
 
-/// `mlx5dv_devx_qp_modify`. The library knows of the new state, so that it posts in RTS.
+/// `mlx5dv_devx_qp_modify`. Records the new state in the library, which allows posting in RTS.
 pub(crate) unsafe extern "C" fn qp_modify(
     qp: *mut ibv_qp,
     input: *const c_void,

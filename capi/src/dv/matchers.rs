@@ -1,4 +1,4 @@
-//! Steering rules in the device's own form, and what such rules do to headers.
+//! Steering rules in the device's own format, and their header actions.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -157,7 +157,7 @@ pub(crate) unsafe extern "C" fn destroy_flow_matcher(matcher: *mut Matcher) -> c
     unsafe { destroy_and_free(matcher, |matcher| &mut matcher.library, flow::Matcher::destroy) }
 }
 
-/// `mlx5dv_create_flow`, of programs whose headers had no other name for it.
+/// `mlx5dv_create_flow`, for programs built with headers that call this symbol.
 pub(crate) unsafe extern "C" fn create_flow(
     matcher: *mut Matcher,
     value: *const Parameters,
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn create_flow(
     unsafe { __mlx5dv_create_flow(matcher, value, count, actions, size_of::<Action>()) }
 }
 
-/// `mlx5dv_create_flow`, of programs that say how many bytes each action takes.
+/// `mlx5dv_create_flow`, for programs that pass the size of each action.
 pub(crate) unsafe extern "C" fn __mlx5dv_create_flow(
     matcher: *mut Matcher,
     value: *const Parameters,
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn __mlx5dv_create_flow(
     }
 }
 
-/// Where the frames go.
+/// The destination of the frames.
 #[derive(Clone, Copy)]
 enum Way {
     Unsaid,
@@ -200,7 +200,7 @@ enum Way {
     DefaultMiss,
 }
 
-/// What a program asks of a rule.
+/// The rule that a program requests.
 struct Wanted<'a> {
     matcher: &'a flow::Matcher,
     value: &'a [u8],

@@ -1,11 +1,11 @@
 //! mlx5's direct verbs: names that programs import from `libmlx5.so.1`, which is another name of
 //! this file.
 //!
-//! Programs learn what the device can do, make queues with attributes of mlx5's own, and get the
-//! addresses of rings, doorbell records and registers, to write requests and read completions
-//! themselves. Firmware commands of a program's own (DEVX) go to the kernel unchanged. Memory keys
-//! are made by a firmware command of the library's own. docs/drop-in.md says of each name what it
-//! does; software steering fails with EOPNOTSUPP.
+//! Programs query the device's capabilities, create queues with mlx5-specific attributes, and get
+//! the addresses of rings, doorbell records and registers, to write requests and read completions
+//! themselves. Programs' own firmware commands (DEVX) go to the kernel unchanged. The library
+//! creates memory keys by a firmware command. docs/drop-in.md describes each name; software
+//! steering fails with EOPNOTSUPP.
 
 mod anchor;
 mod build;
@@ -116,7 +116,7 @@ const ENHANCED_MULTI_PACKET: u64 = 1 << 3;
 const CQE_128B_COMPRESSION: u64 = 1 << 4;
 const CQE_128B_PADDING: u64 = 1 << 5;
 const PACKET_BASED_CREDITS: u64 = 1 << 6;
-/// Registers that programs may allocate: what libmlx5 says (`MLX5_MAX_DYN_BFREGS`'s default).
+/// Registers that programs may allocate, as in libmlx5 (the default of `MLX5_MAX_DYN_BFREGS`).
 const DYNAMIC_REGISTERS: u32 = 1024;
 
 /// `mlx5dv_is_supported`: whether mlx5 drives the device. No other device is listed.
@@ -129,8 +129,8 @@ const DEVX: u32 = 1;
 /// `MLX5DV_CONTEXT_ATTR_MASK_FD_ARRAY` of rdma-core 65: files for the new context.
 const FILES: u64 = 1;
 
-/// `mlx5dv_open_device`: EOPNOTSUPP with DEVX where the device has none, so that programs open it
-/// without.
+/// `mlx5dv_open_device`. Fails with EOPNOTSUPP if DEVX is requested and the device has none, so
+/// that programs try again without DEVX.
 pub(crate) unsafe extern "C" fn open_device(
     device: *mut ibv_device,
     attr: *const ContextAttr,
@@ -238,7 +238,7 @@ pub(crate) struct ClockInfo {
     mask: u64,
 }
 
-/// `mlx5dv_get_clock_info`: how ticks of the device's clock become time, as of now.
+/// `mlx5dv_get_clock_info`: the current conversion from the device's clock to time.
 pub(crate) unsafe extern "C" fn get_clock_info(
     context: *mut ibv_context,
     into: *mut ClockInfo,
@@ -280,7 +280,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     unsafe { crate::memory::reg_dmabuf_mr(pd, offset, length, iova, fd, access) }
 }
 
-/// `mlx5dv_get_data_direct_sysfs_path`: no device has it. ENODEV, as libmlx5 says then.
+/// `mlx5dv_get_data_direct_sysfs_path`: ENODEV, as in libmlx5 for devices without it.
 pub(crate) unsafe extern "C" fn no_data_direct(
     _: *mut ibv_context,
     _: *mut std::ffi::c_char,

@@ -1,4 +1,4 @@
-//! `mlx5dv_init_obj`: where the parts of objects are, for programs that write requests and read
+//! `mlx5dv_init_obj`: the memory layout of objects, for programs that write requests and read
 //! completions themselves.
 
 use std::ffi::{c_int, c_void};
@@ -23,7 +23,7 @@ const RWQ: u64 = 1 << 3;
 const DM: u64 = 1 << 4;
 const AH: u64 = 1 << 5;
 const PD: u64 = 1 << 6;
-/// Of rdma-core 65 (`struct mlx5dv_devx_obj`): not supported.
+/// New in rdma-core 65 (`struct mlx5dv_devx_obj`); not supported.
 const DEVX: u64 = 1 << 7;
 const KNOWN: u64 = QP | CQ | SRQ | RWQ | DM | AH | PD;
 /// `MLX5DV_SRQ_MASK_SRQN` and `MLX5DV_DM_MASK_REMOTE_VA`: fields that programs ask for.
@@ -222,8 +222,8 @@ unsafe fn fill_srq(pair: &Pair<ibv_srq, SrqParts>) -> bool {
     let (queue, asked) = unsafe { (Srq::of(pair.object), (*pair.into).comp_mask) };
     let Some(number) = queue.handle().map(|handle| handle.number()) else { return false };
     let (ring, record, head) = queue.layout();
-    // As in a queue of libmlx5's, all entries are free, each leads to the one behind it, and the
-    // last is the tail.
+    // As in a new queue of libmlx5, all entries are free, each links to the next one, and the last
+    // is the tail.
     let tail = head.wrapping_sub(1) & (ring.entries - 1);
     let parts = SrqParts {
         buf: ring.start.cast(),

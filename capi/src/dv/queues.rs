@@ -1,4 +1,4 @@
-//! Queues with mlx5's own attributes.
+//! Queues with mlx5-specific attributes.
 
 use std::mem::offset_of;
 
@@ -16,7 +16,7 @@ use crate::{cq, qp, wq};
 const MASK_CREATE_FLAGS: u64 = 1;
 const MASK_DC: u64 = 1 << 1;
 const MASK_SEND_OPS: u64 = 1 << 2;
-/// With streams of DC initiators.
+/// All of them, including streams of DC initiators.
 const MASK_KNOWN: u64 = MASK_CREATE_FLAGS | MASK_DC | MASK_SEND_OPS | 1 << 3;
 /// `enum mlx5dv_qp_create_send_ops_flags`: interleaved and listed memory, configuration of keys;
 /// and requests that the program encodes.
@@ -99,9 +99,9 @@ unsafe fn optional<T: Grown + Default>(own: *const T) -> T {
     if own.is_null() { T::default() } else { unsafe { grown::read(own) } }
 }
 
-/// `mlx5dv_create_qp`: `ibv_create_qp_ex` with attributes of mlx5. It takes those about short
+/// `mlx5dv_create_qp`: `ibv_create_qp_ex` with attributes of mlx5. Supported are those for short
 /// messages inside completions, requests that the program encodes (`mlx5dv_wr_raw_wqe`),
-/// configuration of memory keys, and the end of a dynamic connection.
+/// configuration of memory keys, and DC queue pairs.
 pub(crate) unsafe extern "C" fn create_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -140,8 +140,8 @@ pub(crate) unsafe extern "C" fn create_qp(
     unsafe { qp::create_qp_of_mlx5(context, attr, own) }
 }
 
-/// `mlx5dv_create_cq`: `ibv_create_cq_ex` with attributes of mlx5. It takes the size of entries,
-/// and compression, which `ibv_poll_cq` decompresses (libmlx5's does not).
+/// `mlx5dv_create_cq`: `ibv_create_cq_ex` with attributes of mlx5. Supported are the size of
+/// entries, and compression. `ibv_poll_cq` decompresses completions here (in libmlx5 it does not).
 pub(crate) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -198,7 +198,7 @@ pub(crate) struct WqAttr {
 const MASK_STRIDING: u64 = 1;
 
 impl WqAttr {
-    /// The strides asked for, or the errno of what cannot be.
+    /// The requested strides, or an errno if they are not supported.
     fn striding(&self) -> Result<Option<Striding>, i32> {
         match self.comp_mask {
             0 => Ok(None),

@@ -1,4 +1,5 @@
-//! QP numbers that no queue pair gets, for programs that connect other things by rdma_cm.
+//! QP numbers that no queue pair gets, for programs that use rdma_cm to connect objects that are
+//! not queue pairs.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -21,8 +22,8 @@ const RESERVED_QPN: u16 = 0x2c;
 const GENERAL: u16 = 0;
 const GENERAL_2: u16 = 0x20;
 
-/// Where the answers have capabilities, and where these have the types of general objects
-/// (`general_obj_types`) and the word with `log_reserved_qpn_granularity`.
+/// Offsets in bytes of the capabilities in the answer, and in the capabilities of the types of
+/// general objects (`general_obj_types`) and of the word with `log_reserved_qpn_granularity`.
 const CAPABILITIES: usize = 16;
 const OBJECT_TYPES: usize = CAPABILITIES + 0x80;
 const GRANULARITY: usize = CAPABILITIES + 0x10;
@@ -35,11 +36,11 @@ pub(crate) struct Range {
     length: u32,
     /// How many were handed out.
     taken: u32,
-    /// Those that the program has.
+    /// The numbers that the program has now.
     used: HashSet<u32>,
 }
 
-/// A command, of which the first 16 bytes say everything.
+/// A command that has parameters only in its first 16 bytes.
 fn command(opcode: u16, operation: u16) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..2].copy_from_slice(&opcode.to_be_bytes());
@@ -47,7 +48,7 @@ fn command(opcode: u16, operation: u16) -> [u8; 32] {
     bytes
 }
 
-/// The current capabilities of a type, behind the answer's header.
+/// The current capabilities of a type, with the answer's header.
 fn capabilities(devx: &Devx, kind: u16) -> Result<Vec<u8>, Error> {
     let mut answer = vec![0; CAPABILITIES + 4096];
     devx.command(&command(QUERY_HCA_CAP, kind << 1 | 1)[..CAPABILITIES], &mut answer)?;
@@ -123,8 +124,8 @@ pub(crate) unsafe extern "C" fn reserved_qpn_alloc(
     0
 }
 
-/// `mlx5dv_reserved_qpn_dealloc`. A range goes when all of its numbers were handed out and came
-/// back.
+/// `mlx5dv_reserved_qpn_dealloc`. A range is released when all of its numbers were handed out and
+/// returned.
 pub(crate) unsafe extern "C" fn reserved_qpn_dealloc(context: *mut ibv_context, qpn: u32) -> c_int {
     // SAFETY: the caller's context.
     let own = unsafe { Context::of(context) };

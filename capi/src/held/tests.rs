@@ -1,7 +1,7 @@
 use super::*;
 use crate::fork::tests::a_child_returns;
 
-/// An event that stands for so many.
+/// An event that represents this many events.
 struct Event(u32);
 
 impl Counted for Event {

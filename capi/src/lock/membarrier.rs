@@ -10,13 +10,14 @@ use crate::lazy::Lazy;
 const QUERY: c_long = 0;
 const PRIVATE_EXPEDITED: c_long = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: c_long = 1 << 4;
-/// How long a thread waits for another one's store where the kernel does not help.
+/// How long a thread waits for another one's store if `membarrier` is not available.
 const STORES_ARE_VISIBLE: Duration = Duration::from_millis(10);
 
-/// Lets this process use [`run`]. Whether the kernel (from 4.14 on) allows it.
+/// Allows this process to use [`run`]. Returns false if the kernel (before 4.14) does not support
+/// it.
 ///
-/// The kernel needs some milliseconds for it if the process has several threads, and no time
-/// otherwise. So `ibv_get_device_list` calls it, which programs call early.
+/// This takes some milliseconds if the process has several threads, and no time otherwise. So
+/// `ibv_get_device_list` calls it, because programs call that early.
 pub(crate) fn register() -> bool {
     static ALLOWED: Lazy<bool> = Lazy::new();
     *ALLOWED.get_or(|| {
@@ -36,8 +37,8 @@ pub(super) fn run() {
     // A process that was restored from a checkpoint may have lost the registration.
     let is_registered = command(REGISTER_PRIVATE_EXPEDITED) == 0;
     if !is_registered || command(PRIVATE_EXPEDITED) != 0 {
-        // The program has forbidden itself the system call. A store leaves the processor after some
-        // microseconds at most.
+        // A filter of the program forbids the system call. But stores become visible within
+        // microseconds.
         uncancelled(|| std::thread::sleep(STORES_ARE_VISIBLE));
     }
 }
@@ -93,7 +94,7 @@ mod tests {
         assert!(thread.join().unwrap() >= STORES_ARE_VISIBLE);
     }
 
-    /// Such a thread takes locks away, and no addition of the owner is lost.
+    /// A thread without `membarrier` takes locks away, and no addition of the owner is lost.
     #[test]
     fn locks_are_taken_away_where_the_system_call_is_forbidden() {
         assert!(register(), "the kernel has no membarrier");

@@ -13,7 +13,8 @@ use crate::abi::*;
 use crate::qp::Qp;
 use crate::table::Table;
 
-/// Replaces the functions of a queue pair that build requests by observed ones, if asked for.
+/// Replaces the functions of a queue pair that build requests by observed ones, if checks are
+/// requested.
 pub(crate) fn building(ex: &mut ibv_qp_ex) {
     if sees_data() {
         ex.wr_start = wr_start;

@@ -25,7 +25,7 @@ type PostChanges =
 const RESET: u32 = 0;
 const ERR: u32 = 6;
 
-/// The functions of a context that post and poll. They are observed if that is asked for.
+/// The functions of a context that post and poll. They are observed if that is requested.
 pub(crate) fn operations(plain: ibv_context_ops) -> ibv_context_ops {
     if !sees_data() {
         return plain;
@@ -33,7 +33,7 @@ pub(crate) fn operations(plain: ibv_context_ops) -> ibv_context_ops {
     ibv_context_ops { poll_cq, post_srq_recv, post_send, post_recv, ..plain }
 }
 
-/// Observes the functions of a completion queue that poll, if that is asked for.
+/// Observes the poll functions of a completion queue, if that is requested.
 pub(crate) fn polling(ex: &mut ibv_cq_ex) {
     if sees_data() {
         ex.start_poll = start_poll;
@@ -48,7 +48,7 @@ pub(super) struct Posted {
     pub(super) lkeys: Vec<u32>,
 }
 
-/// What was posted to a queue pair, or to a shared receive queue.
+/// The requests posted to a queue pair or to a shared receive queue.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     context: usize,
@@ -134,14 +134,15 @@ fn complain_of_flight(verb: &str, address: usize, queue: &Queue, lkey: u32) {
     );
 }
 
-/// Forgets what was posted to a queue that was destroyed: also while its destruction waited.
+/// Removes the requests posted to a destroyed queue, including those posted while its destruction
+/// waited.
 pub(super) fn forget(seen: Seen) {
     if matches!(seen.kind, Kind::Qp | Kind::Srq | Kind::Wq) {
         QUEUES.lock().remove(&seen.address);
     }
 }
 
-/// Forgets what was posted to a queue pair that was reset.
+/// Removes the requests posted to a queue pair that was reset.
 pub(super) fn modified(seen: Seen) {
     let qp = std::ptr::with_exposed_provenance::<ibv_qp>(seen.address);
     // SAFETY: a queue pair that is alive.
@@ -157,7 +158,7 @@ pub(super) fn entered(address: usize, queue: Queue, sends: bool, posted: Vec<Pos
     if sends { queue.sends.extend(posted) } else { queue.receives.extend(posted) }
 }
 
-/// Takes back the last requests, which were refused.
+/// Removes the last requests, which were refused.
 pub(super) fn take_back(address: usize, sends: bool, count: usize) {
     let mut queues = QUEUES.lock();
     let Some(queue) = queues.get_mut(&address) else { return };
@@ -241,9 +242,8 @@ unsafe extern "C" fn post_send(
     errno
 }
 
-/// Longer than any list that is posted: the counters of mlx5's queues have 16 bits. A list that
-/// leads back to itself is refused before that many requests, too; then all of it counts as not
-/// posted.
+/// Longer than any list that is posted: the counters of mlx5's queues have 16 bits. A cyclic list
+/// is also refused before that many requests; then all of it counts as not posted.
 const LONGEST: usize = 1 << 16;
 
 /// The requests of a list, up to [`LONGEST`].
@@ -276,7 +276,7 @@ pub(super) fn trace(verb: &str, what: &str) {
     }
 }
 
-/// What a verb calls the queue that it posts receives to.
+/// The parameter name of the queue in verbs that post receives.
 fn parameter(kind: Kind) -> &'static str {
     match kind {
         Kind::Srq => "srq",
@@ -349,7 +349,7 @@ unsafe extern "C" fn post_recv(
     }
 }
 
-/// The function of a work queue that posts, observed if that is asked for.
+/// The post function of a work queue, observed if that is requested.
 pub(crate) fn work_queue_receives(plain: PostWorkQueue) -> PostWorkQueue {
     if sees_data() { post_wq_recv } else { plain }
 }
@@ -386,7 +386,7 @@ unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// The function that changes lists of tags, observed if that is asked for.
+/// The function that changes lists of tags, observed if that is requested.
 pub(crate) fn tag_changes() -> PostChanges {
     if sees_data() { post_srq_ops } else { tags::post_srq_ops }
 }
@@ -430,7 +430,7 @@ fn completed(context: usize, number: u32, wr_id: u64, is_send: bool) {
     if let Some(queue) = queues.values_mut().find(own) {
         let list = if is_send { &mut queue.sends } else { &mut queue.receives };
         if let Some(place) = list.iter().position(|posted| posted.wr_id == wr_id) {
-            // Requests before it have completed, too; receives do one by one.
+            // Earlier sends have completed, too; receives complete one by one.
             list.drain(if is_send { 0 } else { place }..=place);
             return;
         }

@@ -1,4 +1,4 @@
-//! Reports of misuse: objects that are destroyed, of another kind or of another context.
+//! Reports of misuse: use of destroyed objects, and of objects of the wrong kind or context.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use super::{Named, Role};
 use crate::environment::say;
 use crate::table::Table;
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Device,
@@ -101,11 +101,10 @@ struct Gone {
     is_over: bool,
 }
 
-/// Objects by address, as the observed verbs made them. An address that is not here counts as
-/// valid.
+/// The objects that observed verbs created, by address. An unknown address counts as valid.
 static OBJECTS: Table<HashMap<usize, Known>> = Table::new();
 
-/// Says what is wrong.
+/// Reports a misuse.
 pub(super) fn complain(verb: &str, what: &str) {
     say(&format!("misuse: {verb}: {what}"));
 }
@@ -134,7 +133,7 @@ pub(super) fn begin(verb: &'static str, role: Role, arguments: &[Named<'_>]) -> 
             complain(verb, &what);
         }
         super::data::going(verb, *first);
-        // Before the call: another thread may destroy the object meanwhile.
+        // Recorded before the call, because another thread may destroy the object during it.
         if let Some(known) = objects.get_mut(&first.address) {
             known.gone = Some(Gone { by: verb, is_over: false });
         }
@@ -202,7 +201,7 @@ fn closed_early(objects: &HashMap<usize, Known>, first: Seen) -> Option<String> 
     })
 }
 
-/// Records the object that a call has made, or how its destruction has ended.
+/// Records the object that a call has created, or the result of its destruction.
 pub(super) fn end(
     verb: &'static str,
     role: Role,

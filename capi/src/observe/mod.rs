@@ -21,7 +21,7 @@ pub(crate) use building::building;
 pub(crate) use data::{operations, polling, tag_changes, work_queue_receives};
 pub(crate) use gone::{free, free_queue_pair};
 
-/// What the environment asks for.
+/// The observation that the environment requests.
 #[derive(Debug)]
 struct Wanted {
     trace: Option<trace::Trace>,
@@ -62,8 +62,7 @@ pub(crate) enum Role {
     Destroys,
 }
 
-/// Name of an argument, whether it is an input, and the argument. An output is shown after the verb
-/// has filled it in.
+/// Name of an argument, whether it is an input, and the argument. Outputs are shown after the call.
 pub(crate) type Named<'a> = (&'static str, bool, &'a dyn Argument);
 
 /// A call that has begun and not ended.

@@ -1,4 +1,4 @@
-//! Names of enumerated values, as `<infiniband/verbs.h>` has them.
+//! Names of enumerated values in `<infiniband/verbs.h>`.
 
 /// Fields of structs, the value of their first name, and their names in the order of the values. A
 /// gap has an empty name.

@@ -14,7 +14,7 @@ use super::{Argument, Named};
 use crate::environment::{say, variable, write_or_lose};
 use crate::events::uncancelled;
 
-/// The variable that says where the trace goes: a file, or `-` for standard error.
+/// The variable with the destination of the trace: a file, or `-` for standard error.
 const VARIABLE: &str = "UVERBS_TRACE";
 
 /// An open trace. Lines of several processes and threads are appended whole.
@@ -37,7 +37,8 @@ pub(super) struct Entry {
 }
 
 impl Trace {
-    /// The trace that the environment asks for. If it cannot be opened, standard error says why.
+    /// The trace that the environment requests. If it cannot be opened, the reason goes to standard
+    /// error.
     pub(super) fn from_environment() -> Option<Self> {
         let target = variable(VARIABLE).filter(|target| !target.is_empty())?;
         let opened = uncancelled(|| match target.to_str() {
@@ -66,7 +67,7 @@ impl Trace {
         Entry { text, began: Instant::now() }
     }
 
-    /// Writes the line, with what the verb returned, what it filled in and how long it took.
+    /// Writes the line, with the verb's result, its outputs and its duration.
     pub(super) fn end(
         &self,
         entry: Entry,
@@ -110,8 +111,8 @@ impl Trace {
     }
 }
 
-/// Opens a file to append to. A pipe that no program reads is an error, because waiting for a
-/// reader would stop the program. If there is one, lines wait until it has read others.
+/// Opens a file to append to. A pipe without a reader is an error, because opening it would block
+/// the program. Writes wait for a slow reader.
 fn open(path: &Path) -> io::Result<File> {
     open_output(File::options().create(true).append(true), path)
 }

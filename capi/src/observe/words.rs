@@ -1,4 +1,4 @@
-//! Requests and completions in words.
+//! Requests and completions as text.
 
 use std::ffi::c_int;
 use std::fmt::Write;
@@ -57,7 +57,7 @@ const OPCODES: [&str; 11] = [
 ];
 const FLAGS: [&str; 5] = ["FENCE", "SIGNALED", "SOLICITED", "INLINE", "IP_CSUM"];
 
-/// A request in words.
+/// A request as text.
 ///
 /// # Safety
 /// `wr` is a program's request for this queue pair.
@@ -90,7 +90,7 @@ pub(super) unsafe fn request(qp: *mut ibv_qp, wr: *const ibv_send_wr) -> String 
     text
 }
 
-/// A change of a list of tags in words.
+/// A change of a list of tags as text.
 ///
 /// # Safety
 /// `wr` is a program's request.
@@ -120,7 +120,7 @@ pub(super) unsafe fn tag_change(srq: *mut ibv_srq, wr: *const ibv_ops_wr) -> Str
     text
 }
 
-/// A completion in words.
+/// A completion as text.
 pub(super) fn completion(wc: &ibv_wc) -> String {
     // SAFETY: a table of the library.
     let status = unsafe { std::ffi::CStr::from_ptr(crate::strings::wc_status_str(wc.status)) };
