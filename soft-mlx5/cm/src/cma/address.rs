@@ -64,7 +64,7 @@ impl Address {
         }
     }
 
-    /// Family, as the ABI numbers it.
+    /// Address family, as numbered in the ABI.
     pub fn family(&self) -> u16 {
         match self {
             Self::Ip(SocketAddr::V4(_)) => AF_INET,
@@ -186,9 +186,9 @@ pub struct Route {
 
 /// The functions of the IP stack that rdma_cm uses.
 pub trait Addresses {
-    /// Whether an address to which an id binds is a wildcard. The kernel also counts the addresses
-    /// of the loopback interface. If devices have loopback addresses, each stands for its device
-    /// instead.
+    /// Whether binding to this address means all addresses. In the kernel this is also so for the
+    /// addresses of the loopback interface. An implementation whose devices have loopback addresses
+    /// excludes those.
     fn is_wildcard(&self, address: IpAddr) -> bool {
         is_any(address)
     }
@@ -200,8 +200,8 @@ pub trait Addresses {
     fn interface_of(&self, address: IpAddr) -> Result<Interface, CmaError>;
 
     /// The route to an address, from the local address `source` if one is given. The wildcard
-    /// address leads to the machine itself. If each process acts as a machine, the port and its
-    /// port space select the process.
+    /// address leads to the machine itself. Where each process acts as a machine of its own, the
+    /// port and its port space determine to which process it leads.
     ///
     /// # Errors
     /// ENETUNREACH if there is no route, ENODEV if it leaves through no RDMA device.
@@ -212,6 +212,6 @@ pub trait Addresses {
         space: PortSpace,
     ) -> Result<Route, CmaError>;
 
-    /// Whether the neighbour that a device's packets go to answers.
+    /// Whether the neighbour to which `device` sends these packets answers.
     fn answers(&self, now: u64, device: DeviceNumber, to: &Addressing) -> bool;
 }

@@ -17,11 +17,11 @@ pub(super) const PORT: u8 = 1;
 
 impl Cma {
     /// The attributes that a queue pair needs to reach `state` (1 INIT, 2 RTR, 3 RTS). Without a
-    /// request, and for UD, these are INIT's attributes whatever the state.
+    /// connection request, and for UD, these are always the attributes for INIT.
     ///
     /// # Errors
-    /// EINVAL while the id has no device, for states that its connection does not allow, and for a
-    /// listener on one device.
+    /// EINVAL if the id has no device, if its connection does not allow `state`, or if it listens
+    /// on one device.
     pub fn init_qp_attr(&self, id: CmaId, state: u32) -> Result<QpAttr, CmaError> {
         let entry = self.id(id)?;
         let device = self.device_of(id)?;

@@ -29,8 +29,8 @@ impl Cma {
     ///
     /// # Errors
     /// EINVAL unless the id is idle, or for a link-local address without scope; EADDRNOTAVAIL,
-    /// EADDRINUSE, EACCES; ENODEV, also for an InfiniBand address that is none of an InfiniBand
-    /// port.
+    /// EADDRINUSE, EACCES; ENODEV, also for an InfiniBand address that does not belong to an
+    /// InfiniBand port.
     pub fn bind(
         &mut self,
         id: CmaId,
@@ -82,8 +82,8 @@ impl Cma {
         }
     }
 
-    /// Whether InfiniBand addresses are bound to the device (`cma_validate_port`). RoCE ports have
-    /// GIDs, too, but those of IP addresses.
+    /// Whether InfiniBand addresses are bound to the device (`cma_validate_port`). The GIDs of RoCE
+    /// ports represent IP addresses.
     fn is_infiniband(&self, device: DeviceNumber) -> bool {
         self.devices.get(device).is_some_and(|device| device.info.infiniband)
     }
@@ -176,8 +176,7 @@ impl Cma {
         Ok(cm)
     }
 
-    /// Removes an id's listeners. An engine stops listening when no other id listens to the service
-    /// id.
+    /// Removes an id's listeners. An engine stops listening to a service id with the last id.
     pub(super) fn stop_listening(&mut self, now: u64, id: CmaId) {
         let Ok(entry) = self.id_mut(id) else { return };
         for key in std::mem::take(&mut entry.listeners) {

@@ -30,13 +30,13 @@ fn options(ece: Ece) -> ib_cm::Ece {
 }
 
 impl Cma {
-    /// Requests a connection, or the peer's UD queue pair. CONNECT_RESPONSE or ESTABLISHED,
-    /// REJECTED or UNREACHABLE follows.
+    /// Requests a connection, or the peer's UD queue pair. The result is an event:
+    /// CONNECT_RESPONSE, ESTABLISHED, REJECTED or UNREACHABLE.
     ///
     /// # Errors
-    /// EINVAL unless the route is resolved, and for more private data than the message holds; then
-    /// the id is unchanged. Errors of [`Addresses::route`] for a wildcard address, whose listener
-    /// may have moved to another device since it was resolved.
+    /// EINVAL unless the route is resolved, and for more private data than the message holds; the
+    /// id is then unchanged. For a wildcard address, errors of [`Addresses::route`]: the route is
+    /// looked up again, since the listener may have moved to another device.
     pub fn connect(
         &mut self,
         now: u64,
@@ -215,7 +215,7 @@ impl Cma {
         Ok(())
     }
 
-    /// From now on answers retries of the peer's message with an MRA (`ib_send_cm_mra`).
+    /// Makes the engine answer retries of the peer's message with an MRA (`ib_send_cm_mra`).
     pub(super) fn send_mra(&mut self, id: CmaId) {
         // Fails in states in which no message of the peer waits for an answer.
         let _ = self.with_engine(id, |device, cm| {

@@ -106,8 +106,8 @@ impl Id {
         found
     }
 
-    /// Whether it listens on one device. The kernel then keeps an id of the engine in it that
-    /// belongs to no connection.
+    /// Whether it listens on one device. In the kernel such an id has an engine id without a
+    /// connection.
     pub(super) fn is_device_listener(&self) -> bool {
         self.state == CmaState::Listen && self.at.is_some()
     }

@@ -54,7 +54,8 @@ impl Cma {
         }
     }
 
-    /// Creates an id for a request, if an id listens to its address (`cma_ib_req_handler`).
+    /// Creates an id for a request if another id listens to the requested address
+    /// (`cma_ib_req_handler`).
     fn on_request(&mut self, now: u64, device: DeviceNumber, cm: CmId, request: Request<'_>) {
         let found = self.find_listener(device, &request);
         let Some((listener, addresses)) = found else {
@@ -286,8 +287,8 @@ impl Id {
     }
 }
 
-/// Gives link-local addresses of a request the scope of its listener, because the request does not
-/// carry one.
+/// Sets the scope of a link-local address in a request to its listener's, because a request carries
+/// none.
 fn with_scope(address: SocketAddr, own: SocketAddr) -> SocketAddr {
     match (address, own) {
         (SocketAddr::V6(mut v6), SocketAddr::V6(own)) if v6.ip().is_unicast_link_local() => {

@@ -1,12 +1,12 @@
-//! The kernel's rdma_cm: ids that bind, resolve, listen and connect by IP addresses. It behaves as
-//! Linux's `drivers/infiniband/core/cma.c`, without I/O and clock.
+//! The kernel's rdma_cm: ids that bind, resolve, listen and connect by IP addresses. It behaves
+//! like Linux's `drivers/infiniband/core/cma.c`, but has no I/O and no clock.
 //!
 //! A [`Cma`] belongs to a host. It has devices, each with an engine [`IbCm`], and ids ([`CmaId`]).
 //! Its inputs are calls of its user, datagrams ([`Cma::receive`]) and the time ([`Cma::step`]); its
 //! outputs are datagrams ([`Cma::take_mad`]) and events ([`Cma::take_event`]). It queries the IP
-//! stack through [`Addresses`]. Times are nanoseconds of any clock that does not go back.
+//! stack through [`Addresses`]. Times are nanoseconds of a monotonic clock.
 //!
-//! [`service_id`] and [`flow_label`] map IP addresses to InfiniBand's values. [`Ports`] has the
+//! [`service_id`] and [`flow_label`] derive InfiniBand's values from IP ports. [`Ports`] holds the
 //! port spaces in which ids bind.
 //!
 //! Differences from the kernel:
@@ -77,7 +77,7 @@ impl CmaError {
     pub const INVALID: Self = Self(libc::EINVAL);
     /// No RDMA device for an address.
     pub const NO_DEVICE: Self = Self(libc::ENODEV);
-    /// Linux's own ENOTSUPP, which it returns to user space although C has no name for it.
+    /// Linux's internal ENOTSUPP, which reaches user space although `errno.h` does not define it.
     pub const NOT_SUPPORTED: Self = Self(524);
 }
 
@@ -93,7 +93,7 @@ impl From<BindError> for CmaError {
     }
 }
 
-/// A GID table entry with the property by which rdma_cm chooses.
+/// A GID table entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidSlot {
     /// The GID; zero if the slot is unused.
@@ -113,7 +113,7 @@ pub struct DeviceInfo {
     pub gids: Vec<GidSlot>,
     /// Path MTU as a code.
     pub mtu: u8,
-    /// The time in which the device acknowledges, as a code (`local_ca_ack_delay`).
+    /// The time in which the device acknowledges a packet: `4.096 us << n` (`local_ca_ack_delay`).
     pub ack_delay: u8,
     /// Whether the port is an InfiniBand one.
     pub infiniband: bool,
@@ -194,7 +194,7 @@ impl Default for CmaConfig {
     }
 }
 
-/// The engine's id that listens to a service id, and the rdma_cm ids that share it.
+/// The engine's id for a service id, and the rdma_cm ids that share it.
 #[derive(Debug)]
 struct Listening {
     cm: CmId,
@@ -238,7 +238,7 @@ impl Cma {
         }
     }
 
-    /// Adds a device. Ids that listen on all devices listen on it from now on.
+    /// Adds a device. Ids that listen on all devices also listen on the new one.
     pub fn add_device(&mut self, info: DeviceInfo, seed: Option<u64>) -> DeviceNumber {
         let node_guid = u64::from_be_bytes(info.node_guid);
         let DeviceInfo { ack_delay, gid_on_wire, .. } = info;
@@ -418,9 +418,8 @@ impl Cma {
         self.retry_lookups(now, addresses);
     }
 
-    /// Retries messages. A peer whose process ended before it knew of this device sends no message,
-    /// and closes no connection that would show its end. So the receiver of each repeated message
-    /// is looked up.
+    /// Retries messages, and checks that the receiver of each still exists: a process that ended
+    /// before it learned of this device neither sends a message nor closes a connection.
     fn step_engine(&mut self, now: u64, device: DeviceNumber, addresses: &dyn Addresses) {
         let engine = &mut self.devices[device].engine;
         let mut silent = engine.step(now);

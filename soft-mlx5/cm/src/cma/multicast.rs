@@ -33,8 +33,8 @@ impl Cma {
     /// Joins a group; MULTICAST_JOIN follows, with the address vector.
     ///
     /// # Errors
-    /// EINVAL unless the id is UD, has a device and is bound or resolved, and for an address that
-    /// is zero; 524 for a group of IPv6; on RoCE, 524 for a group of InfiniBand, too, and ENODEV
+    /// EINVAL unless the id is UD, has a device and is bound or resolved, and for a zero address;
+    /// ENOTSUPP (524) for an IPv6 group. On RoCE, also ENOTSUPP for an InfiniBand group, and ENODEV
     /// for an id with an InfiniBand address.
     pub fn join(
         &mut self,
@@ -70,8 +70,8 @@ impl Cma {
         Ok(membership)
     }
 
-    /// The MGID of a group. RoCE v2 has groups of IPv4 only, and joins them through a network
-    /// device, which an InfiniBand address does not name (`cma_iboe_join_multicast`).
+    /// The MGID of a group. On RoCE v2 only IPv4 groups exist, and joining one needs a network
+    /// device, which an InfiniBand address does not identify (`cma_iboe_join_multicast`).
     fn group_gid(&self, id: CmaId, group: &Address) -> Result<Gid, CmaError> {
         let infiniband = self.device_of(id)?.info.infiniband;
         match group {

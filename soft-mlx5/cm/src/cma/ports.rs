@@ -25,7 +25,7 @@ pub struct Binding {
     /// The binding is only for addresses of its own family: always for IPv4; for IPv6 by
     /// `RDMA_OPTION_ID_AFONLY`.
     pub family_only: bool,
-    /// The address is a wildcard: it stands for every address of the machine.
+    /// Whether the address is a wildcard, for all addresses of the machine.
     pub is_wildcard: bool,
 }
 
@@ -160,8 +160,8 @@ impl<Id: Copy + Eq + Hash> Ports<Id> {
         Ok(port)
     }
 
-    /// Searches upwards from a random port for one that was not the last one assigned, and whose
-    /// connections can be told apart from the new one's.
+    /// Searches upwards from a random port. Skips the port assigned last, and ports whose
+    /// connections could not be told apart from those of `binding`.
     fn free_port(&mut self, space: PortSpace, binding: &Binding) -> Result<u16, BindError> {
         let (low, high) = (u32::from(*self.ephemeral.start()), u32::from(*self.ephemeral.end()));
         let count = (high + 1).saturating_sub(low).max(1);

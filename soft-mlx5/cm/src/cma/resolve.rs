@@ -33,8 +33,8 @@ impl Cma {
     /// Finds the device and the neighbour for an address; ADDR_RESOLVED or ADDR_ERROR follows.
     ///
     /// # Errors
-    /// EINVAL unless the id is idle or bound, or if the families differ; those of binding;
-    /// ENETUNREACH if there is no route.
+    /// EINVAL unless the id is idle or bound, or if the address families differ; errors of
+    /// [`Cma::bind`]; ENETUNREACH if there is no route.
     pub fn resolve_addr(
         &mut self,
         now: u64,
@@ -136,8 +136,8 @@ impl Cma {
         Ok(())
     }
 
-    /// A path over Ethernet needs a network device, which is known only between IP addresses
-    /// (`cma_iboe_set_path_rec_l2_fields`).
+    /// Fails if the path needs a network device that is not known. A path over Ethernet needs one,
+    /// and only IP addresses determine it (`cma_iboe_set_path_rec_l2_fields`).
     fn need_net_device(&self, id: CmaId) -> Result<(), CmaError> {
         let is_resolved = self.id(id)?.state == CmaState::AddrResolved;
         match is_resolved && self.lacks_net_device(id)? {
@@ -146,8 +146,8 @@ impl Cma {
         }
     }
 
-    /// Whether the id has a device over Ethernet, and an InfiniBand address, which names no network
-    /// device.
+    /// Whether the id's device is an Ethernet one, but its address an InfiniBand address, which
+    /// does not identify a network device.
     pub(super) fn lacks_net_device(&self, id: CmaId) -> Result<bool, CmaError> {
         let is_ethernet = !self.device_of(id)?.info.infiniband;
         Ok(is_ethernet && self.id(id)?.has_ib_address())
@@ -183,7 +183,7 @@ impl Cma {
         self.ids.get(&id)?.route
     }
 
-    /// Uses the caller's path instead of searching one; ROUTE_RESOLVED follows
+    /// Uses the caller's path instead of searching for one; ROUTE_RESOLVED follows
     /// (`rdma_set_ib_path`).
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl Id {
         Path { addressing, pkey: 0xffff, mtu, rate: 0, life }
     }
 
-    /// The flow label: an IPv6 source's own, else one made from the ports
+    /// The flow label: that of the IPv6 source address if it has one, else a hash of the ports
     /// (`cma_get_roce_udp_flow_label`).
     pub(super) fn flow_label(&self) -> u32 {
         let port = |address: Option<Address>| address.map_or(0, |address| address.port());

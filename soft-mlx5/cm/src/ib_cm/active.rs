@@ -94,7 +94,7 @@ impl IbCm {
         self.events.push_back((id, Event::RepReceived(mad.header.modifier.get(), Box::new(*rep))));
     }
 
-    /// The peer's QP number. XRC targets have it in the field of the EE context.
+    /// The peer's QP number. An XRC target sends it in the field of the EE context.
     fn qpn_of(&self, id: CmId, rep: &Rep) -> u32 {
         match self.id(id).ok().and_then(|entry| entry.transport) {
             Some(TransportService::Xrc) => rep.eecn(),

@@ -20,8 +20,8 @@ pub struct RtrAttr {
     pub dest_qpn: u32,
     /// First PSN expected.
     pub rq_psn: u32,
-    /// RDMA reads and atomics that the peer may have in flight here; for RC and XRC targets. The
-    /// kernel also sets their RNR timer to code 0.
+    /// RDMA reads and atomics that the peer may have in flight here; for RC and XRC targets. For
+    /// these the kernel also sets the RNR timer to code 0.
     pub max_dest_rd_atomic: Option<u8>,
 }
 

@@ -7,11 +7,11 @@ use uverbs_soft_packet::Addressing;
 /// The origin of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The id that listens to it.
+    /// The id that listens to the service id.
     pub listener: CmId,
-    /// Addressing of its packet.
+    /// Addressing of the request's packet.
     pub addressing: Addressing,
-    /// The attribute modifier of its header: options of enhanced connection establishment.
+    /// The attribute modifier of the request: options of enhanced connection establishment.
     pub modifier: u32,
 }
 

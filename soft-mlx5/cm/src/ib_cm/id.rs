@@ -12,7 +12,7 @@ pub struct CmId(pub u32);
 /// State of an id (IBTA volume 1, 12.9.7; `enum ib_cm_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// No connection or attempt.
+    /// No connection, and no attempt to connect.
     #[default]
     Idle,
     /// Accepts requests.
@@ -47,7 +47,7 @@ pub enum State {
     SidrReqReceived,
 }
 
-/// Values for the queue pair's attributes, and for repeated answers.
+/// An id: values for the queue pair's attributes, and for repeated answers.
 #[derive(Debug, Default)]
 pub(super) struct Id {
     pub(super) state: State,
@@ -79,7 +79,7 @@ pub(super) struct Id {
     pub(super) private: Vec<u8>,
     /// The message that was sent and not yet answered.
     pub(super) pending: Option<Pending>,
-    /// Keys in the tables of peers' ids and queue pairs.
+    /// Key in the engine's table of peers' ids.
     pub(super) remote_id_key: Option<(u64, CommId)>,
     pub(super) remote_qpn_key: Option<(u64, u32)>,
 }
@@ -106,7 +106,7 @@ impl IbCm {
         (entry.remote == remote && self.is_from_peer(from, entry)).then_some(id)
     }
 
-    /// Registers the peer's communication id. Fails with the id that already has this peer.
+    /// Registers the peer's communication id. Fails with the local id that already has this peer.
     pub(super) fn claim_remote_id(&mut self, id: CmId, key: (u64, CommId)) -> Result<(), CmId> {
         if let Some(other) = self.remote_ids.get(&key) {
             return Err(*other);

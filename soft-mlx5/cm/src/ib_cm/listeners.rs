@@ -26,7 +26,7 @@ impl Listener {
     }
 }
 
-/// All listeners of a device. Listeners with one service id, such as rdma_cm's, are found in
+/// All listeners of a device. A listener for a single service id, as rdma_cm's are, is found in
 /// constant time.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {

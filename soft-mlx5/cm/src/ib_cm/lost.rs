@@ -19,7 +19,8 @@ impl IbCm {
         }
     }
 
-    /// Acts as if the messages had arrived that [`IbCm::destroy`] of the peer's id would have sent.
+    /// Acts as if the peer's id had been destroyed, and the messages of [`IbCm::destroy`] had
+    /// arrived.
     fn lose_peer(&mut self, now: u64, id: CmId) {
         let Ok(entry) = self.id(id) else { return };
         let (own, peer, from) = (self.comm_id(id), entry.remote, entry.path.addressing.reply());

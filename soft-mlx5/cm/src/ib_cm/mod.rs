@@ -2,9 +2,9 @@
 //! in Linux's `drivers/infiniband/core/cm.c`.
 //!
 //! An [`IbCm`] belongs to one device. It has ids ([`CmId`]), each with a [`State`], and takes three
-//! kinds of input: calls of its user, datagrams ([`IbCm::receive`]) and the time
-//! ([`IbCm::step`]). It gives two kinds of output: datagrams ([`IbCm::take_mad`]) and events
-//! ([`IbCm::take_event`]). Times are nanoseconds of any clock that does not go back.
+//! kinds of input: calls of its user, datagrams ([`IbCm::receive`]) and the time ([`IbCm::step`]).
+//! It has two kinds of output: datagrams ([`IbCm::take_mad`]) and events ([`IbCm::take_event`]).
+//! Times are nanoseconds of a monotonic clock.
 //!
 //! It differs from the kernel in three points:
 //! - a datagram about an id is ignored unless it comes from the peer's GID, because its ids can be
@@ -13,8 +13,8 @@
 //!   days;
 //! - the answer to REQ goes to the GID that the REQ came from, not to the one that it names.
 //!
-//! Retries have their exact period here. The kernel's timers round periods of seconds up, by about
-//! 5 %.
+//! Retries are sent exactly on time here. The kernel's timers are late by about 5 % for periods of
+//! seconds.
 
 mod active;
 mod attributes;
@@ -53,7 +53,7 @@ use uverbs_soft_packet::{Addressing, Gid};
 pub struct IbCmConfig {
     /// GUID of the device.
     pub node_guid: u64,
-    /// The time in which the device acknowledges: 4.096 us << n (`local_ca_ack_delay`).
+    /// The time in which the device acknowledges a packet: `4.096 us << n` (`local_ca_ack_delay`).
     pub ack_delay: u8,
     /// Seed of the communication ids; `None` makes them unpredictable.
     pub seed: Option<u64>,
@@ -124,7 +124,7 @@ pub struct IbCm {
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<(CmId, Event)>,
     counters: Counters,
-    /// The agent's half of the transaction ids.
+    /// The upper half of the transaction ids, which the kernel uses for the MAD agent.
     agent: u32,
 }
 
@@ -160,8 +160,8 @@ impl IbCm {
         id
     }
 
-    /// Numbers increase and wrap, so that one is not reused soon. 0 is skipped, because it means an
-    /// unknown communication id.
+    /// The next number. Numbers increase and wrap, so that none is reused soon. 0 is skipped,
+    /// because it means an unknown communication id.
     fn free_id(&mut self) -> CmId {
         loop {
             let id = CmId(self.next);
@@ -232,7 +232,7 @@ impl IbCm {
 
     fn dispatch(&mut self, now: u64, from: &Addressing, mad: &Mad, attribute: Attribute) {
         match attribute {
-            // No port has a group's GID, so the kernel finds no address to answer from
+            // A multicast GID is never a port's, so the kernel has no source address for an answer
             // (`ib_init_ah_attr_from_wc` in core/verbs.c), and drops the request.
             Attribute::Req | Attribute::SidrReq if from.is_multicast() => {}
             Attribute::Req => self.with(mad, |cm, body: &Req| cm.on_req(now, from, mad, body)),
@@ -281,7 +281,8 @@ impl IbCm {
         Ok(())
     }
 
-    /// Ends what an id's state holds, and sends the peer the message that it requires.
+    /// Ends what the id's state has in progress, and sends the peer the message that the state
+    /// requires.
     fn end_state(&mut self, now: u64, id: CmId) -> Result<(), CmError> {
         match self.id(id)?.state {
             State::Listen => self.listeners.remove(id),
@@ -318,8 +319,8 @@ impl IbCm {
     }
 
     /// Handles everything that is due at `now`: retries, failures after the last retry, ends of
-    /// timewait. Returns the addressing of the messages that were sent again: their peers may have
-    /// ended.
+    /// timewait. Returns the addressing of the messages that were sent again, so that the caller
+    /// can check whether those peers still exist.
     pub fn step(&mut self, now: u64) -> Vec<Addressing> {
         let mut repeated = Vec::new();
         while let Some(due) = self.timers.pop_due(now) {
@@ -362,8 +363,8 @@ impl IbCm {
         self.outgoing.push_back(Outgoing { addressing, mad });
     }
 
-    /// Answers a datagram that matches no id with REJ. Reads the ids as the kernel does, in any
-    /// message.
+    /// Answers a datagram that matches no id with REJ. Reads the ids from its first words, as the
+    /// kernel does, whatever the message.
     fn refuse(&mut self, from: &Addressing, mad: &Mad, rejected: Rejected, reason: RejReason) {
         let (local, remote) = mad.first_words();
         let rej = Rej::new(remote, local, rejected, reason);
@@ -388,7 +389,7 @@ impl IbCm {
     }
 }
 
-/// `body`, if its private data fits.
+/// `body`, or [`CmError::TooLong`] unless its private data `fits`.
 fn private<B>(fits: bool, body: B) -> Result<B, CmError> {
     if fits { Ok(body) } else { Err(CmError::TooLong) }
 }

@@ -3,7 +3,7 @@
 use crate::mad::{SidrStatus, TransportService};
 use uverbs_soft_packet::Addressing;
 
-/// How datagrams and packets reach the peer: a path record.
+/// The path to the peer, for management datagrams and for the connection's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// GIDs or LIDs, from here to the peer.
@@ -23,7 +23,7 @@ pub struct Path {
 pub struct Ece {
     /// The vendor.
     pub vendor_id: u32,
-    /// Its options.
+    /// The options, in the vendor's own encoding.
     pub attr_mod: u32,
 }
 
@@ -98,7 +98,7 @@ pub enum MraTiming {
     OnDuplicate,
 }
 
-/// A resolution request (`struct ib_cm_sidr_req_param`).
+/// A service id resolution request (`struct ib_cm_sidr_req_param`).
 #[derive(Clone, Debug)]
 pub struct SidrReqParam<'a> {
     /// The service that it is for.

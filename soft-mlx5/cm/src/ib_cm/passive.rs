@@ -7,7 +7,7 @@ use super::{CmError, CmId, IbCm, Path, RepParam, State, private};
 use crate::mad::{Attribute, Mad, RejReason, Rejected, Rep, Req, Rtu, TransportService};
 use uverbs_soft_packet::Addressing;
 
-/// The longest time for one answer that a request may ask for: 17 s. A kernel asks for 4 s
+/// The longest response timeout accepted from a request, as a code: 17 s. A kernel asks for 4 s
 /// (`CMA_CM_RESPONSE_TIMEOUT` in drivers/infiniband/core/cma.c).
 const LONGEST_ANSWER: u8 = 22;
 
@@ -33,7 +33,7 @@ impl IbCm {
         self.events.push_back((id, Event::ReqReceived(origin, Box::new(*req))));
     }
 
-    /// Ends a connection of the peer's queue pair that the peer does not know any more.
+    /// Ends a connection of the peer's queue pair that no longer exists at the peer.
     pub(super) fn end_stale(
         &mut self,
         now: u64,
@@ -49,8 +49,8 @@ impl IbCm {
         }
     }
 
-    /// The kernel would answer with REJ 10 in timewait, but it removes the peer from its tables
-    /// before.
+    /// Handles a repeated REQ. The kernel's REJ 10 in timewait is omitted: the kernel never reaches
+    /// it, because it removes the peer from its tables first.
     fn on_duplicate_req(&mut self, from: &Addressing, known: CmId) {
         self.counters.duplicates.count(Attribute::Req);
         let same_peer = self.id(known).is_ok_and(|entry| self.is_from_peer(from, entry));

@@ -6,7 +6,7 @@ use super::{CmError, CmId, IbCm, MraTiming, State, private};
 use crate::mad::{Attribute, CommId, Mad, Mra, Rej, RejReason, Rejected};
 use uverbs_soft_packet::Addressing;
 
-/// The longest time that an MRA may ask for: 69 s, which a kernel asks for
+/// The longest delay accepted from an MRA, as a code: 69 s, as a kernel asks for
 /// (`CMA_CM_MRA_SETTING` in drivers/infiniband/core/cma.c).
 const LONGEST_SERVICE: u8 = 24;
 
@@ -20,11 +20,11 @@ fn rejected_in(state: State) -> Rejected {
 }
 
 impl IbCm {
-    /// Refuses a REQ or REP, or cancels an own REQ or REP. The id is idle afterwards, or in
+    /// Refuses the peer's REQ or REP, or cancels this side's own. The id is idle afterwards, or in
     /// timewait if REP was sent.
     ///
     /// # Errors
-    /// [`CmError::State`] if nothing is to be refused; [`CmError::TooLong`] beyond 72 bytes of
+    /// [`CmError::State`] if there is nothing to refuse; [`CmError::TooLong`] beyond 72 bytes of
     /// additional information or 148 of private data.
     pub fn send_rej(
         &mut self,
@@ -59,9 +59,8 @@ impl IbCm {
         data: &[u8],
     ) -> Result<Rej, CmError> {
         let entry = self.id(id)?;
-        // The peer does not know this id yet.
-        let unheard = entry.state == State::ReqReceived;
-        let local = if unheard { CommId::UNKNOWN } else { self.comm_id(id) };
+        let is_unknown_to_peer = entry.state == State::ReqReceived;
+        let local = if is_unknown_to_peer { CommId::UNKNOWN } else { self.comm_id(id) };
         let mut rej = Rej::new(local, entry.remote, rejected_in(entry.state), reason);
         private(rej.set_ari(ari) && rej.set_private_data(data), rej)
     }

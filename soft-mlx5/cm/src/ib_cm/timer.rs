@@ -15,11 +15,11 @@ pub(super) fn from_code(code: u8) -> u64 {
     MILLISECOND << code.saturating_sub(8).min(31)
 }
 
-/// The longest timewait, 17 s. A peer's request names its length, and a timer stays for it even if
-/// the id is destroyed.
+/// The longest timewait, as a code: 17 s. The peer's request determines the length, and the timer
+/// stays even if the id is destroyed.
 const LONGEST_TIMEWAIT: u8 = 22;
 
-/// As [`from_code`], for a time that a peer names: at most that of code `most`.
+/// As [`from_code`], for a code from a peer, which is limited to `most`.
 pub(super) fn from_peer(code: u8, most: u8) -> u64 {
     from_code(code.min(most))
 }
@@ -51,7 +51,8 @@ pub(super) enum Due {
     TimeWait(TimeWait),
 }
 
-/// Entries in time order. An entry only says that a check is due: its reason may be over.
+/// Entries in time order. An entry only means that a check is due: the message may have been
+/// answered meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Timers(BinaryHeap<Reverse<(u64, Due)>>);
 
@@ -94,8 +95,8 @@ impl IbCm {
         self.post(addressing, mad);
     }
 
-    /// Waits for `period` from now on, as a peer's MRA asks. `false` if no message waits for an
-    /// answer.
+    /// Restarts the timeout with `period` nanoseconds, as a peer's MRA asks. `false` if no message
+    /// waits for an answer.
     pub(super) fn extend_timeout(&mut self, now: u64, id: CmId, period: u64) -> bool {
         let Some(pending) = self.ids.get_mut(&id).and_then(|entry| entry.pending.as_mut()) else {
             return false;
@@ -105,7 +106,7 @@ impl IbCm {
         true
     }
 
-    /// Sends an id's message again if it was not answered in time; gives its addressing.
+    /// Sends an id's message again if it was not answered in time, and returns its addressing.
     pub(super) fn retry(&mut self, now: u64, id: CmId) -> Option<Addressing> {
         let pending = self.ids.get_mut(&id)?.pending.as_mut()?;
         if pending.deadline > now {
@@ -141,8 +142,8 @@ impl IbCm {
         self.events.push_back((id, event));
     }
 
-    /// Ends the connection. The queue pair waits for an ACK timeout before it can be reused. The
-    /// peer's ids may be reused from now on.
+    /// Ends the connection. The queue pair can be reused after an ACK timeout, the peer's ids at
+    /// once.
     pub(super) fn enter_timewait(&mut self, now: u64, id: CmId) {
         self.forget_remote(id);
         let Some(entry) = self.ids.get_mut(&id) else {

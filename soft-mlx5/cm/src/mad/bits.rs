@@ -43,12 +43,12 @@ const fn mask(width: u32) -> u32 {
     u32::MAX >> (32 - width)
 }
 
-/// `width` bits above the `low` lowest ones.
+/// The `width` bits of `word` from bit `low` (0 is the least significant).
 pub(super) fn get<W: Word>(word: W, low: u32, width: u32) -> u32 {
     word.load() >> low & mask(width)
 }
 
-/// Replaces `width` bits above the `low` lowest ones by the low bits of `value`.
+/// Replaces the `width` bits of `word` from bit `low` by the low bits of `value`.
 pub(super) fn set<W: Word>(word: &mut W, low: u32, width: u32, value: u32) {
     let kept = word.load() & !(mask(width) << low);
     *word = W::store(kept | (value & mask(width)) << low);

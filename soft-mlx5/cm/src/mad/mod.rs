@@ -36,7 +36,7 @@ pub const BODY_LEN: usize = MAD_LEN - size_of::<MadHeader>();
 /// Q_Key of QP1 (IBTA volume 1, 3.5.3).
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
-/// A communication id, or the request id of SIDR: one side's number of a connection. 0 means that
+/// A communication id, or the request id of SIDR: one side's number for a connection. 0 means that
 /// it is not known yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommId(pub u32);
@@ -110,7 +110,7 @@ uverbs_soft_packet::wire_struct! {
         pub status: U16,
         /// 0.
         pub class_specific: U16,
-        /// Opaque; all messages of an exchange repeat the request's.
+        /// Transaction id. All messages of an exchange repeat the request's.
         pub tid: U64,
         attribute: U16,
         reserved: U16,

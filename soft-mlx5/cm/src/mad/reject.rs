@@ -14,7 +14,8 @@ impl Rejected {
     pub const REQ: Self = Self(0);
     /// REP.
     pub const REP: Self = Self(1);
-    /// Another message. In REJ: none, the connection attempt is cancelled; in MRA: LAP.
+    /// Another message. In MRA: LAP. In REJ: no message is refused, but the attempt to connect is
+    /// cancelled.
     pub const OTHER: Self = Self(2);
 }
 

@@ -15,7 +15,7 @@ pub enum TransportService {
     Uc,
     /// Extended reliable connection: the sender is an XRC initiator.
     Xrc,
-    /// Reliable datagram or an unknown extension, which have no connections here.
+    /// Reliable datagram or an unknown extension. Not supported.
     Other,
 }
 

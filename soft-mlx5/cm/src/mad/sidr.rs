@@ -26,7 +26,7 @@ impl SidrReq {
         Self { request_id: request.0.into(), pkey, service_id, ..Self::default() }
     }
 
-    /// The sender's number of the request.
+    /// The sender's number for the request.
     pub fn request_id(&self) -> CommId {
         CommId(self.request_id.get())
     }
@@ -82,7 +82,7 @@ impl SidrRep {
         Self { request_id, status: status.0, service_id, ..Self::default() }
     }
 
-    /// The receiver's number of the request.
+    /// The receiver's number for the request.
     pub fn request_id(&self) -> CommId {
         CommId(self.request_id.get())
     }
