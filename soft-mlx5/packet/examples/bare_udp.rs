@@ -1,5 +1,5 @@
-//! What UDP and the invariant CRC take, without a queue pair on top: as many bytes as RoCE packets
-//! have, in the same messages and system calls as those of a software device.
+//! Measures UDP and the invariant CRC without queue pairs: sends datagrams of the size of RoCE
+//! packets, with the same system calls as a software device.
 //!
 //! ```text
 //! bare_udp serve 10.0.0.2
@@ -9,8 +9,8 @@
 //! bare_udp rate 10.0.0.3 10.0.0.2 2000           # messages of 64 bytes
 //! ```
 //!
-//! Prints microseconds of one way, MiB per second, or millions of messages per second. The server
-//! ends with its client. A packet that is lost ends both, after a second.
+//! Prints the one-way time in microseconds, MiB per second, or millions of messages per second. The
+//! server ends after its client. If a packet is lost, both end after a second.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -24,16 +24,16 @@ use nix::sys::socket::{
 use uverbs_soft_packet::rocev2::Framing;
 use uverbs_soft_packet::rocev2::{ICRC_LEN, UDP_PORT, icrc_v4, split_icrc};
 
-/// Bytes of the base transport header and, of an acknowledgement, its extension.
+/// Bytes of headers: the base transport header, and the extension header of an acknowledgement.
 const HEADERS: usize = 16;
-/// Packets of a message of 64 KiB, and of a burst of small messages, after which the server
-/// acknowledges.
+/// Packets of a message of 64 KiB, or of a burst of small messages. The server acknowledges each
+/// message or burst.
 const PACKETS: usize = 16;
-/// Most packets that the kernel is given at once, as by a software device.
+/// Most packets passed to the kernel in one call, as by a software device.
 const RUN: usize = 15;
-/// Bursts that are not acknowledged, at most: the window of a software device.
+/// Most unacknowledged bursts: the window of a software device.
 const WINDOW: usize = 4;
-/// Bytes of a receive buffer: more than any message that the kernel has joined.
+/// Bytes of a receive buffer. The packets that the kernel joins (GRO) always fit.
 const BUFFER: usize = 1 << 16;
 
 struct Station {
@@ -43,7 +43,7 @@ struct Station {
     control: Vec<u8>,
 }
 
-/// Packets that arrived as one message.
+/// Packets that the kernel has joined into one message.
 struct Burst {
     from: Ipv4Addr,
     packets: usize,
@@ -64,7 +64,7 @@ impl Station {
         icrc_v4(from, to, packet, Framing { identification: index as u16, ..Framing::default() })
     }
 
-    /// Sends packets of these bytes, as one message that the kernel cuts.
+    /// Sends `count` copies of `packet` as one message, which the kernel splits (GSO).
     fn send(&self, to: Ipv4Addr, packet: &[u8], count: usize) -> io::Result<()> {
         let crcs: Vec<[u8; ICRC_LEN]> =
             (0..count).map(|index| Self::crc(self.own, to, packet, index).to_le_bytes()).collect();
@@ -124,8 +124,8 @@ impl Station {
         }
     }
 
-    /// Answers until the client has been silent for a second. The first packet says, by its first
-    /// byte, whether to answer each packet, and whether to poll for it, or to acknowledge bursts.
+    /// Answers until the client has been silent for a second. The first byte of the first packet
+    /// selects: answer each packet, polling or sleeping, or acknowledge bursts.
     fn serve(&mut self) -> io::Result<()> {
         self.socket.set_read_timeout(Some(Duration::from_secs(60)))?;
         let first = self.receive(false)?;
@@ -149,7 +149,7 @@ impl Station {
         }
     }
 
-    /// The median time of one way, in microseconds. `kind` is the first byte of the packets.
+    /// The median one-way time in microseconds. `kind` is the first byte of the packets.
     fn latency(&mut self, to: Ipv4Addr, count: usize, kind: u8) -> io::Result<f64> {
         let mut packet = vec![0; HEADERS + 64];
         packet[0] = kind;
@@ -168,7 +168,7 @@ impl Station {
         Ok(times[count / 2].as_secs_f64() * 1e6 / 2.0)
     }
 
-    /// Seconds for this many bursts, until the last one is acknowledged.
+    /// Seconds until the last of `bursts` bursts is acknowledged.
     fn stream(&mut self, to: Ipv4Addr, payload: usize, bursts: usize) -> io::Result<f64> {
         let packet = vec![0; HEADERS + payload];
         let start = Instant::now();
@@ -187,8 +187,8 @@ impl Station {
     }
 }
 
-/// The first byte of packets that the server sends back: it polls for the next one, or sleeps until
-/// it arrives.
+/// First bytes of packets that the server sends back. With [`POLLED`] it polls for the next packet,
+/// with the other it sleeps.
 const POLLED: u8 = 1;
 const AWAITED: u8 = 2;
 

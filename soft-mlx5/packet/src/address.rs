@@ -57,7 +57,7 @@ impl fmt::Display for Gid {
 /// The addressing of one packet, independent of the link.
 ///
 /// On RoCE there is always a global route (`global` true) and the LIDs are 0. On InfiniBand the
-/// LIDs route and the GIDs only count if `global` is set.
+/// LIDs determine the route, and the GIDs are used only if `global` is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Addressing {
     /// The sender's GID.
@@ -78,8 +78,8 @@ pub struct Addressing {
     pub hop_limit: u8,
     /// Flow label, 20 bits. Not carried over IPv4, where the UDP source port replaces it.
     pub flow_label: u32,
-    /// The receiver's MAC address as the sender's driver resolved it. It matters where frames
-    /// travel; all zero if the driver gave none, and on arrival.
+    /// The receiver's MAC address as the sender's driver resolved it. Used by wires that carry
+    /// Ethernet frames; all zero if the driver gave none, and on arrival.
     pub destination_mac: [u8; 6],
     /// The UDP source port that the sender's driver chose; 0 for the one that follows from the flow
     /// label ([`Addressing::source_port`]), and on arrival.
@@ -92,14 +92,15 @@ impl Addressing {
         Self { source, destination, global: true, hop_limit: 64, ..Self::default() }
     }
 
-    /// Whether the packet is for a multicast group. It then leaves the device once; the sender
-    /// delivers to its own members itself.
+    /// Whether the packet is for a multicast group. The wire then gets one copy, and the sending
+    /// device itself delivers to its own members of the group.
     pub fn is_multicast(&self) -> bool {
         self.global && self.destination.is_multicast()
     }
 
     /// The UDP source port of the packet's RoCE v2 frame: the driver's choice, else the one that
-    /// Linux makes of the flow label (`rdma_flow_label_to_udp_sport` in include/rdma/ib_verbs.h).
+    /// Linux derives from the flow label (`rdma_flow_label_to_udp_sport` in
+    /// include/rdma/ib_verbs.h).
     pub fn source_port(&self) -> u16 {
         let label = self.flow_label & 0xf_ffff;
         match self.udp_source_port {

@@ -2,7 +2,7 @@
 //!
 //! RoCEv2 has no packet for an Ethernet frame, so the frame is the payload of a packet with a
 //! manufacturer's opcode (specification 9.2.1: 0b110xxxxx to 0b111xxxxx). Every wire carries,
-//! damages and checks it like any other packet. A recording has only the frame.
+//! damages and checks it like any other packet. A recording contains only the frame.
 
 use std::net::Ipv4Addr;
 
@@ -15,8 +15,8 @@ const FRAME: Opcode = Opcode(0xc0);
 /// tag.
 pub const LONGEST_FRAME: usize = MAX_PACKET - size_of::<Bth>();
 
-/// The multicast group of all devices that receive Ethernet frames. A frame to a MAC address of no
-/// station goes to this group, as a switch floods it.
+/// The multicast group of all devices that receive Ethernet frames. A frame to a MAC address that
+/// belongs to no station goes to this group, as a switch would flood it.
 pub const ETHERNET_GROUP: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 18, 0, 1]);
 
 /// The destination of a frame: the station that its MAC address names (`02:00:7f:x:y:z` is
@@ -29,7 +29,7 @@ pub fn frame_destination(frame: &[u8]) -> Gid {
 }
 
 impl Packet {
-    /// Makes this a packet that carries an Ethernet frame.
+    /// Replaces the content by an Ethernet frame.
     pub fn start_frame(&mut self, addressing: Addressing, frame: &[u8]) {
         self.start(addressing, Bth::new(FRAME, 0xffff, 0, Psn::new(0)));
         self.payload(frame.len()).copy_from_slice(frame);

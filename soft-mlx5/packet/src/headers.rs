@@ -265,8 +265,8 @@ wire_struct! {
     /// What ConnectX devices send for DC is not public. This format is the software device's own,
     /// and only software devices understand it: an initiator sends CONNECT with the target's access
     /// key; the target answers with a random session number, which all later packets of both ends
-    /// name. So a packet that was delayed from an earlier session is not part of a later one, and a
-    /// host that does not know the key gets no session.
+    /// carry. So a delayed packet of an earlier session cannot be taken for one of a later session,
+    /// and a host that does not know the key gets no session.
     pub struct DcEth {
         /// Requests: the target's access key. Answers: the number of the attempt that the CONNECT
         /// carried, which the initiator chose at random.
@@ -283,7 +283,7 @@ impl DcEth {
         Self { key: key.into(), sender: (sender & LOW_24).into(), session: session.into() }
     }
 
-    /// Number of the initiator or target that sends, 24 bits.
+    /// Number of the sending initiator or target, 24 bits.
     pub fn sender(&self) -> u32 {
         self.sender.get() & LOW_24
     }
@@ -294,13 +294,13 @@ wire_struct! {
     pub struct DcConnectEth {
         /// A random number that the initiator chose when it was created.
         pub incarnation: U32,
-        /// Counts its attempts to connect.
+        /// Number of the initiator's attempt to connect.
         pub attempt: U32,
     }
 }
 
 impl DcConnectEth {
-    /// A header of the number that [`DcConnectEth::number`] gives.
+    /// The inverse of [`DcConnectEth::number`].
     pub fn new(number: u64) -> Self {
         Self { incarnation: ((number >> 32) as u32).into(), attempt: (number as u32).into() }
     }

@@ -1,13 +1,13 @@
 //! The IPv4 identification of a packet, found from its invariant CRC.
 //!
-//! The CRC covers the identification, and a UDP socket does not report it. Linux sends 0 from the
-//! sockets of this crate, but adapters and the kernel's software RoCE count. A CRC is linear: the
-//! difference between the CRC found and the one computed for identification 0 is a function of the
-//! identification and of the number of bytes after it, and can be inverted.
+//! The CRC covers the identification, and a UDP socket does not report it. Packets from the sockets
+//! of this crate have 0, but adapters and the kernel's software RoCE send increasing numbers. A CRC
+//! is linear: the difference between the CRC found and the one computed for identification 0 is a
+//! function of the identification and of the number of bytes after it, and can be inverted.
 //!
-//! So a packet is accepted if some identification, with or without "don't fragment", explains its
-//! CRC. Of the CRC's 32 bits 15 remain to detect damage: one damaged packet of 32,768 passes,
-//! unless Ethernet's own CRC or the UDP checksum, if there is one, detects it.
+//! So a packet is accepted if its CRC is correct for some identification, with or without "don't
+//! fragment". This leaves 15 of the CRC's 32 bits to detect damage: one of 32,768 damaged packets
+//! passes, unless Ethernet's own CRC or a UDP checksum detects it.
 
 #![forbid(unsafe_code)]
 
@@ -16,14 +16,14 @@ use super::{MAX_PACKET, rocev2::Framing};
 /// The polynomial of CRC-32 with its bits reversed, as Ethernet and the invariant CRC use it.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// x to the power 0: the highest bit stands for the lowest power.
+/// x to the power 0. The highest bit is the coefficient of the lowest power.
 const ONE: u32 = 1 << 31;
 
 /// Bytes covered by the CRC after the 4 bytes of identification, flags and fragment offset: the
 /// rest of the IPv4 header and the UDP header.
 const HEADER_BYTES_AFTER: usize = 12 + 8;
 
-/// x to the power -8n, which undoes a run of `n` zero bytes.
+/// x to the power -8n, by n. Multiplying by it undoes `n` zero bytes.
 static BACK: [u32; HEADER_BYTES_AFTER + MAX_PACKET + 5] = powers();
 
 const fn powers<const N: usize>() -> [u32; N] {
@@ -58,8 +58,9 @@ fn product(a: u32, mut b: u32) -> u32 {
     sum
 }
 
-/// The framing that explains the CRC `found` of a packet of `len` transport bytes, where `expected`
-/// is its CRC with the framing `guess`; `None` if none with that source port does.
+/// The framing for which `found` is the CRC of a packet of `len` transport bytes, with the source
+/// port of `guess`; `None` if there is none. `expected` is the packet's CRC with the framing
+/// `guess`.
 pub(super) fn explain(expected: u32, found: u32, len: usize, guess: Framing) -> Option<Framing> {
     // How the four bytes differ from those of the guess; the first byte is the lowest.
     let difference = product(*BACK.get(HEADER_BYTES_AFTER + len + 4)?, expected ^ found);

@@ -1,8 +1,9 @@
 //! The InfiniBand transport packet and its headers, as sent between two devices.
 //!
 //! A [`Packet`] is the part of an InfiniBand or RoCE packet that is the same on every link: base
-//! transport header, extension headers, payload and pad, without the invariant CRC; beside it the
-//! addressing that a link would carry in its own headers. Wires add and remove the link's headers.
+//! transport header, extension headers, payload and pad, without the invariant CRC. It also has the
+//! addressing, which each link carries in headers of its own. Wires add and remove the link's
+//! headers.
 //!
 //! Formats follow the InfiniBand Architecture Specification volume 1, chapter 9 ("Transport Layer")
 //! and annexes A14 (XRC) and A17 (RoCEv2). Every parser accepts any bytes and returns a
@@ -40,14 +41,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The largest payload of one packet in bytes (path MTU 4096).
 pub const MAX_PAYLOAD: usize = 4096;
 
-/// Upper bound of all transport headers of one packet with a payload in bytes. (Those of a masked
-/// atomic over DC are longer, without a payload.)
+/// Upper bound in bytes of the transport headers of a packet with a payload. (A masked atomic over
+/// DC has more, but no payload.)
 pub const MAX_HEADERS: usize = 64;
 
 /// Upper bound of a packet's transport bytes: headers and a padded payload.
 pub const MAX_PACKET: usize = MAX_HEADERS + MAX_PAYLOAD;
 
-/// Why bytes from a wire are not a packet.
+/// Why bytes from a wire are not a valid packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketError {
     /// Fewer bytes than the headers need.
@@ -96,7 +97,7 @@ pub enum PacketError {
 /// and keeps it when cleared, so a packet from a [`PacketPool`] is filled without allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Where it comes from and goes to.
+    /// Source and destination.
     pub addressing: Addressing,
     bytes: Vec<u8>,
 }
@@ -139,8 +140,8 @@ impl Packet {
         &mut self.bytes
     }
 
-    /// Begins the packet anew with this base transport header. The extension headers follow with
-    /// [`Packet::push`] in the order of the opcode's [`Headers`], the payload comes last.
+    /// Replaces the content by this base transport header. Append the extension headers with
+    /// [`Packet::push`] in the order of the opcode's [`Headers`], and the payload last.
     pub fn start(&mut self, addressing: Addressing, bth: Bth) -> &mut Self {
         self.addressing = addressing;
         self.bytes.clear();
@@ -205,8 +206,8 @@ impl Clone for Packet {
 
 /// Empty packets that keep their buffers, so that taking and returning packets does not allocate.
 ///
-/// Code that takes a packet returns one, to this pool or to the pool of the code that it passed the
-/// packet to. Packets created elsewhere would only fill the pool.
+/// For each packet taken, return one to this pool or to the pool of the code that the packet was
+/// passed to. Do not return packets from elsewhere: they would only fill the pool.
 #[derive(Debug, Default)]
 pub struct PacketPool {
     free: Vec<Packet>,
@@ -225,7 +226,7 @@ impl PacketPool {
         self.free.pop().unwrap_or_default()
     }
 
-    /// A packet with the same content as another one.
+    /// A copy of `packet` in a buffer of the pool.
     pub fn copy(&mut self, packet: &Packet) -> Packet {
         let mut copy = self.take();
         copy.fill(packet.addressing, &packet.bytes);
@@ -240,7 +241,7 @@ impl PacketPool {
         }
     }
 
-    /// Gives another pool `count` packets, or as many as there are.
+    /// Moves up to `count` packets to another pool.
     pub fn pass_on(&mut self, count: usize, to: &mut Self) {
         let kept = self.free.len() - count.min(self.free.len());
         self.free.drain(kept..).for_each(|packet| to.give(packet));

@@ -1,6 +1,6 @@
-//! Transport opcodes and the headers that follow each (specification 9.2.1, table "OpCode
-//! field", and annex A14.3.1 for XRC). The opcodes of DC are this device's own choice, among those
-//! that the specification leaves to manufacturers.
+//! Transport opcodes and the headers that follow each (specification 9.2.1, table "OpCode field",
+//! and annex A14.3.1 for XRC). The opcodes of DC are the software device's own, from the range that
+//! the specification leaves to manufacturers.
 
 use std::fmt;
 
@@ -74,8 +74,8 @@ pub enum Transport {
     Ud,
     /// Extended reliable connection.
     Xrc,
-    /// Dynamically connected. How it travels is not public: the format is the software device's
-    /// own, and only software devices understand it (see [`DcEth`](super::DcEth)).
+    /// Dynamically connected. NVIDIA's packet format is not public; this one is the software
+    /// device's own (see [`DcEth`](super::DcEth)).
     Dc,
 }
 
@@ -126,9 +126,9 @@ pub enum Operation {
     MaskedCompareSwap,
     /// Masked fetch-and-add request.
     MaskedFetchAdd,
-    /// A DC initiator begins to talk to a target.
+    /// DC: an initiator opens a session with a target.
     Connect,
-    /// A DC initiator has nothing more for a target.
+    /// DC: an initiator ends its session with a target.
     Disconnect,
 }
 
@@ -216,17 +216,17 @@ const fn kinds() -> [Option<Kind>; 32] {
     kinds[0x14] = Some((FetchAdd, Only, Headers::ATOMIC));
     kinds[0x16] = Some((Send, Last, Headers::INVALIDATE));
     kinds[0x17] = Some((Send, Only, Headers::INVALIDATE));
-    // Extended atomics have no public form on the wire: opcodes that the specification reserves and
-    // a header of our own.
+    // The packet format of extended atomics is not public. These opcodes are reserved in the
+    // specification, and the header is the software device's own.
     kinds[0x18] = Some((MaskedCompareSwap, Only, Headers::MASKED_ATOMIC));
     kinds[0x19] = Some((MaskedFetchAdd, Only, Headers::MASKED_ATOMIC));
-    // Only DC has these.
+    // For DC only.
     kinds[0x1a] = Some((Connect, Only, Headers::DC_CONNECT));
     kinds[0x1b] = Some((Disconnect, Only, NONE));
     kinds
 }
 
-/// Everything about each of the 256 opcodes, folded at compile time; `None` where undefined.
+/// The layout of each of the 256 opcodes, computed at compile time; `None` where undefined.
 const LAYOUTS: [Option<Layout>; 256] = layouts();
 
 #[derive(Clone, Copy)]
@@ -278,31 +278,31 @@ impl Opcode {
     pub const RC_COMPARE_SWAP: Self = Self(0x13);
     /// RC fetch-and-add.
     pub const RC_FETCH_ADD: Self = Self(0x14);
-    /// A DC initiator begins to talk to a target.
+    /// DC: an initiator opens a session with a target.
     pub const DC_CONNECT: Self = Self(0xfa);
     /// DC acknowledgement.
     pub const DC_ACKNOWLEDGE: Self = Self(0xf1);
-    /// A DC initiator has nothing more for a target.
+    /// DC: an initiator ends its session with a target.
     pub const DC_DISCONNECT: Self = Self(0xfb);
-    /// RC masked compare-and-swap (this device's own choice, see
+    /// RC masked compare-and-swap (the software device's own, see
     /// [`MaskedAtomicEth`](super::MaskedAtomicEth)).
     pub const RC_MASKED_COMPARE_SWAP: Self = Self(0x18);
-    /// RC masked fetch-and-add (this device's own choice).
+    /// RC masked fetch-and-add (the software device's own).
     pub const RC_MASKED_FETCH_ADD: Self = Self(0x19);
     /// UD SEND.
     pub const UD_SEND_ONLY: Self = Self(0x64);
     /// UD SEND with immediate data.
     pub const UD_SEND_ONLY_IMMEDIATE: Self = Self(0x65);
-    /// Congestion notification packet (annex A17.9.3), no transport of ours.
+    /// Congestion notification packet (annex A17.9.3), which belongs to none of these transports.
     pub const CNP: Self = Self(0x81);
 
-    /// The same kind of packet on another transport. The result may be undefined there.
+    /// The same kind of packet on another transport, where the opcode may be undefined.
     pub const fn on(self, transport: Transport) -> Self {
         Self(self.0 & 0x1f | transport.base())
     }
 
-    /// SEND: `modifier` is empty, [`Headers::IMMEDIATE`] or [`Headers::INVALIDATE`]; it counts
-    /// only where the message ends.
+    /// SEND: `modifier` is empty, [`Headers::IMMEDIATE`] or [`Headers::INVALIDATE`]; ignored unless
+    /// the message ends with the packet.
     pub const fn send(transport: Transport, position: Position, modifier: Headers) -> Self {
         let low = match position {
             Position::First => 0x00,
@@ -317,7 +317,7 @@ impl Opcode {
         Self(low | transport.base())
     }
 
-    /// RDMA WRITE; `immediate` counts only where the message ends.
+    /// RDMA WRITE; `immediate` is ignored unless the message ends with the packet.
     pub const fn write(transport: Transport, position: Position, immediate: bool) -> Self {
         let low = match position {
             Position::First => 0x06,

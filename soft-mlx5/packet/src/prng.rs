@@ -43,11 +43,11 @@ impl Prng {
     }
 }
 
-/// Random numbers for what peers name: queue pairs and memory keys.
+/// A source of numbers for objects that peers name: queue pairs and memory keys.
 #[derive(Clone, Debug)]
 pub enum RandomSource {
-    /// A seed's numbers, the same in every run. A peer that knows some of them can compute the
-    /// others.
+    /// Numbers computed from a seed, the same in every run. A peer that knows some of them can
+    /// compute the others.
     Seeded(Prng),
     /// SipHash of a counter under a key from the operating system: some of the numbers do not
     /// reveal the others.
@@ -60,7 +60,7 @@ pub enum RandomSource {
 }
 
 impl RandomSource {
-    /// The numbers of a seed, or of the operating system.
+    /// A source that starts at `seed`, or that is seeded by the operating system.
     pub fn new(seed: Option<u64>) -> Self {
         match seed {
             Some(seed) => Self::Seeded(Prng::new(seed)),

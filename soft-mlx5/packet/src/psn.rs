@@ -1,13 +1,13 @@
-//! Packet sequence numbers: 24 bits, compared on a circle.
+//! Packet sequence numbers: 24 bits, with wrapping arithmetic.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
 /// A packet sequence number, 0..=0xff_ffff. Arithmetic wraps at 24 bits.
 ///
-/// There is no `Ord`, because numbers on a circle have no order. [`Psn::distance`] and
-/// [`Psn::precedes`] compare within half the circle (specification 9.7.2 "Packet Sequence
-/// Numbers").
+/// It is not `Ord`, because numbers that wrap have no total order. [`Psn::distance`] and
+/// [`Psn::precedes`] compare numbers that are less than half the range apart (specification 9.7.2
+/// "Packet Sequence Numbers").
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
@@ -40,7 +40,7 @@ impl Psn {
         (self.0.wrapping_sub(origin.0) << 8) as i32 >> 8
     }
 
-    /// Whether `self` comes before `other` on the shorter arc of the circle.
+    /// Whether `self` is behind `other`: [`distance`](Self::distance) is negative.
     pub const fn precedes(self, other: Self) -> bool {
         self.distance(other) < 0
     }

@@ -68,11 +68,12 @@ wire_struct! {
 /// have.
 ///
 /// The Linux UDP socket of the loopback wire sends identification 0 with "don't fragment" set
-/// (`ip_select_ident_segs` in `include/net/ip.h`: no identification for an unconnected socket
-/// whose packets may not be fragmented), and its own port 4791 as source.
+/// (`ip_select_ident_segs` in `include/net/ip.h`: no identification for an unconnected socket whose
+/// packets may not be fragmented), and port 4791, to which it is bound, as source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Framing {
-    /// UDP source port. A NIC puts flow entropy here (0xc000..=0xffff); a socket its own port.
+    /// UDP source port. A NIC derives it from the flow (0xc000..=0xffff); a socket uses its own
+    /// port.
     pub source_port: u16,
     /// IPv4 identification.
     pub identification: u16,
@@ -137,9 +138,9 @@ pub fn icrc_v4(source: Ipv4Addr, destination: Ipv4Addr, packet: &[u8], framing: 
     icrc(masked.as_bytes(), packet, framing)
 }
 
-/// The framing for which `found` is the CRC of an IPv4 frame of these transport bytes: that of
-/// `guess`, or one with its source port, whatever its identification and "don't fragment"; `None`
-/// if the CRC is wrong for all.
+/// The framing for which `found` is the CRC of an IPv4 frame of these transport bytes: `guess`, or
+/// one with the same source port and any identification and "don't fragment"; `None` if the CRC is
+/// wrong for all of them.
 pub fn explain_icrc_v4(
     source: Ipv4Addr,
     destination: Ipv4Addr,

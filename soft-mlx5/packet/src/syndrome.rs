@@ -1,12 +1,12 @@
 //! The syndrome byte of an acknowledgement (specification 9.7.5.1.2, tables "AETH Syndrome
 //! Field", "NAK Codes", "RNR NAK Timer" and "End-to-End Flow Control Credit").
 
-/// What an acknowledgement says.
+/// The meaning of an acknowledgement's syndrome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
     /// Received and executed. `credits` is a 5-bit code, see [`Syndrome::credits`].
     Ack {
-        /// 0..=31; 31 means that the sender gives no limit.
+        /// 0..=31; 31 means no limit.
         credits: u8,
     },
     /// Receiver not ready: no receive request was posted. Try again after this time.
@@ -31,7 +31,7 @@ impl Syndrome {
         }
     }
 
-    /// What the byte says. Every byte decodes, and encodes to itself again.
+    /// The syndrome of a byte. [`encode`](Self::encode) returns the same byte, whatever it is.
     pub const fn decode(byte: u8) -> Self {
         match byte >> 5 {
             0 => Self::Ack { credits: byte & 0x1f },
@@ -41,11 +41,12 @@ impl Syndrome {
         }
     }
 
-    /// The number of receive requests that an ACK's credit code means; `None` if it sets no limit
-    /// or the syndrome is not an ACK.
+    /// The number of receive requests that an ACK's credit code represents; `None` if it sets no
+    /// limit or the syndrome is not an ACK.
     pub const fn credits(self) -> Option<u32> {
         match self {
-            // The numbers grow by 1 up to 4. Then powers of two alternate with 1.5 times as many.
+            // 0, 1, 2, 3, 4, 6, 8, 12, 16, 24, …: from 4 on, powers of two alternate with 1.5 times
+            // their value.
             Self::Ack { credits: code @ 0..=3 } => Some(code as u32),
             Self::Ack { credits: code @ 4..=30 } => {
                 let power = 1 << (code / 2);

@@ -9,7 +9,7 @@ use super::{
     XrcEth,
 };
 
-/// The headers of one packet, found by its opcode, and its payload without pad.
+/// The headers of one packet, which its opcode determines, and its payload without pad.
 ///
 /// A header is `Some` exactly if the opcode's [`Headers`] say so.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub struct View<'a> {
     pub transport: Transport,
     /// What the packet does.
     pub operation: Operation,
-    /// Its place in the message.
+    /// The packet's place in its message.
     pub position: Position,
     /// Base transport header.
     pub bth: &'a Bth,
