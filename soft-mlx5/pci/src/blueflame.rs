@@ -7,15 +7,15 @@
 //! 6.1). The whole copy of such a WQE, a NOP on a queue of the kernel's own, is therefore
 //! collected.
 
-/// Bytes that are collected: a basic block, the unit of a BlueFlame copy.
+/// Bytes of a BlueFlame copy: one basic block.
 pub(super) const BLOCK: usize = 64;
 /// Longest time to the second store, in nanoseconds. After it the first store counts as a plain
-/// doorbell. It is longer than a busy host preempts the virtual machine monitor inside a copy, and
-/// shorter than the kernel waits for its test's completion (100 ms,
-/// `TEST_WC_POLLING_MAX_TIME_JIFFIES`). If a copy counts as a doorbell, the device reads the ring,
-/// whose entries tell the kernel that write combining does not work. A real doorbell for a NOP,
-/// which is delayed by this time, is rare: the kernel uses it only to raise an interrupt
-/// (`mlx5e_trigger_irq`).
+/// doorbell. A busy host may preempt the virtual machine monitor inside a copy, but for less than
+/// this; and the kernel waits longer for the completion of its test (100 ms,
+/// `TEST_WC_POLLING_MAX_TIME_JIFFIES`). If a copy is taken for a doorbell, the device reads the
+/// ring, whose entries make the kernel conclude that write combining does not work. A real doorbell
+/// for a NOP is delayed by this time. Such doorbells are rare: the kernel uses them only to raise
+/// an interrupt (`mlx5e_trigger_irq`).
 const PATIENCE: u64 = 50_000_000;
 /// Longest time between later stores. After a second store, more stores certainly follow.
 const PATIENCE_INSIDE: u64 = 1_000_000_000;
@@ -69,8 +69,8 @@ impl BlueFlame {
         self.partial = Some(partial);
     }
 
-    /// Adds a store that continues the copy. `None` if it does not belong to the copy;
-    /// `Some(Some(_))` if it completes the copy.
+    /// Adds the next store. `None` if it does not belong to the copy; `Some(Some(_))` if it
+    /// completes the copy.
     pub(super) fn continue_copy(
         &mut self,
         uar: u32,

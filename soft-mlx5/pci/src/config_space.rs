@@ -1,8 +1,8 @@
 //! The PCI configuration space of a ConnectX-5: identification, BAR 0 and the capabilities that
 //! mlx5_core relies on.
 //!
-//! The client (QEMU) emulates the BAR registers and the MSI-X table itself; it reads the rest from
-//! here when it connects and passes the guest's stores on. Register layouts: PCI Express Base
+//! The client (QEMU) emulates the BAR registers and the MSI-X table itself. It reads the rest from
+//! here when it connects, and forwards the guest's stores. Register layouts: PCI Express Base
 //! Specification, names as in `linux/pci_regs.h`.
 
 /// NVIDIA (Mellanox).

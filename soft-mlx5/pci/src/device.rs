@@ -31,7 +31,7 @@ const EQ_UPDATE_DOORBELL: u64 = EQ_UPDATE_OFFSET as u64;
 const BLUEFLAME: u64 = BLUEFLAME_OFFSET as u64;
 const BLUEFLAME_BUFFER: u64 = BLUEFLAME_HALF_SIZE as u64;
 
-/// Most packets sent or received in a step, before the next messages of the VMM.
+/// Most packets sent or received in one step, so that the VMM's messages do not wait long.
 const BUDGET: u32 = 64;
 
 /// The settings of an adapter.
@@ -86,7 +86,7 @@ pub struct PciDevice {
 }
 
 impl PciDevice {
-    /// An adapter after power-on, which writes its commands to `trace`.
+    /// An adapter in the state after power-on. Writes the commands that it executes to `trace`.
     pub fn new(settings: Settings, trace: Trace) -> Self {
         let memory = GuestMemory::default();
         Self {
@@ -100,7 +100,7 @@ impl PciDevice {
         }
     }
 
-    /// The same adapter with a cable at its port. Without a cable the adapter only reaches itself.
+    /// Plugs a cable into the port. Without a cable the adapter reaches only itself.
     pub fn plug(mut self, cable: Cable) -> Self {
         self.firmware.cable = cable;
         self
@@ -155,7 +155,8 @@ impl PciDevice {
         if let Some(collected) = self.blueflame.continue_copy(uar, offset, data, now) {
             return self.execute(collected);
         }
-        // Stores inside a buffer are the rest of a WQE, which the device reads from the ring.
+        // A store inside a buffer belongs to the rest of a WQE. Ignored, because the device reads
+        // WQEs from the ring.
         if offset % BLUEFLAME_BUFFER != 0 {
             return;
         }

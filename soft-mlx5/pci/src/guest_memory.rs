@@ -65,13 +65,13 @@ impl Mapping {
     }
 }
 
-/// Checks that every byte of the region stays accessible, whatever the client does with its file.
+/// Checks that every byte of the region stays accessible, whatever the client does with the file.
 /// Otherwise a client that shrinks the file, or maps beyond its end, could kill the server with
 /// SIGBUS.
 ///
 /// So the file must be a memfd of ordinary pages that is sealed against shrinking, as QEMU's
-/// `memory-backend-memfd` creates it (`seal=on`, its default). Huge pages are refused, because they
-/// can be punched out of the file, and none may be left to replace them.
+/// `memory-backend-memfd` creates it (`seal=on`, its default). Huge pages are refused: a hole can
+/// be punched into the file, and no huge page may be left to fill it.
 ///
 /// # Errors
 /// `EINVAL` for a region beyond the end of the file, `EACCES` for a file that may shrink.

@@ -1,4 +1,4 @@
-//! MSI-X vectors: each is an eventfd that the client turns into an interrupt of the guest.
+//! MSI-X vectors. Each is an eventfd, by which the client raises an interrupt in the guest.
 
 use std::fs::File;
 use std::io::Write;
@@ -25,8 +25,8 @@ impl Interrupts {
         }
     }
 
-    /// Raises an interrupt of the guest, if it has set up the vector. The client holds back the
-    /// interrupt of a masked vector.
+    /// Raises an interrupt in the guest, if the guest has set up the vector. The client defers
+    /// interrupts of masked vectors.
     pub(super) fn raise(&mut self, vector: u32) {
         let Some(Some(event)) = self.vectors.get_mut(vector as usize) else { return };
         if let Err(error) = event.write_all(&1u64.to_ne_bytes()) {

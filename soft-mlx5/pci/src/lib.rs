@@ -4,11 +4,10 @@
 //! [`PciDevice`] is a ConnectX at the level of registers, guest memory and interrupts: the
 //! initialization segment, the firmware command queue, event queues, UARs and doorbells. [`serve`]
 //! passes a virtual machine monitor's accesses to it over vfio-user. The [core](uverbs_soft::core)
-//! has the objects and executes WQEs.
+//! holds the objects and executes WQEs.
 //!
 //! All input of the guest is untrusted. Addresses are checked against the memory that the guest
-//! shared. An invalid command gets the firmware's error status and a warning, never a silent
-//! success.
+//! shares. An invalid command fails with the firmware's error status and causes a warning.
 
 #![deny(unsafe_code)]
 

@@ -16,7 +16,7 @@ pub struct Trace {
 type Structures = [(usize, &'static [(&'static str, Field)])];
 
 impl Trace {
-    /// A trace into `writer`.
+    /// A trace that is written to `writer`.
     pub fn new(writer: impl Write + Send + 'static) -> Self {
         Self { writer: Some(Box::new(writer)), count: 0 }
     }

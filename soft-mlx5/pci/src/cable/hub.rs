@@ -7,7 +7,7 @@ use super::FrameWire;
 use uverbs_soft::locking::lock;
 use uverbs_soft::wire::Waker;
 
-/// Most frames that wait at one port; further ones are dropped, as by a switch.
+/// Most frames queued at one port. More are dropped, as by a switch.
 const QUEUE_LIMIT: usize = 4096;
 
 type Inbox = Mutex<VecDeque<Vec<u8>>>;

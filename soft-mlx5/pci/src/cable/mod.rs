@@ -1,8 +1,8 @@
 //! The cables that a port can be plugged into.
 //!
 //! An InfiniBand port sends its packets over a [`Wire`], which routes by LID. An Ethernet port
-//! sends whole frames unchanged, as on a cable: over a segment in memory, or as datagrams to other
-//! processes. RoCE v2 packets have the MAC and IP addresses that the guest gave them.
+//! sends whole frames unchanged: over a segment in memory, or as datagrams to other processes. RoCE
+//! v2 packets keep the MAC and IP addresses that the guest chose.
 
 mod hub;
 mod tunnel;
@@ -35,15 +35,15 @@ trait FrameWire: fmt::Debug + Send {
     fn send(&mut self, frame: &[u8]);
     /// Replaces `frame` by a frame that has arrived; false if there is none.
     fn receive(&mut self, frame: &mut Vec<u8>) -> bool;
-    /// Becomes readable when frames arrive; a wire without one wakes the device through its
-    /// [`Waker`].
+    /// A descriptor that becomes readable when frames arrive. A wire without one wakes the device
+    /// through its [`Waker`].
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
 /// The network of the devices of one process: an InfiniBand switch and an Ethernet segment. Clones
-/// are handles of the same network.
+/// refer to the same network.
 #[derive(Clone, Debug, Default)]
 pub struct Fabric {
     switch: Switch,
@@ -147,7 +147,7 @@ impl Cable {
     /// Call this before the device checks for packets and sleeps, so that later senders wake it.
     pub(super) fn prepare(&self) {
         if let Some(waker) = &self.waker {
-            // Whether this waker ended the last sleep is not known here.
+            // It is not known here whether this waker ended the last sleep, so assume that it did.
             waker.end_sleep(true);
             waker.prepare_sleep();
         }
@@ -191,7 +191,8 @@ impl Cable {
         self.packets.drain(..).for_each(|packet| self.pool.give(packet));
     }
 
-    /// Passes arrived packets to the core and other frames to `others`. True if there may be more.
+    /// Passes RoCE packets that arrived to the core, and other frames to `others`. True if there
+    /// may be more.
     pub(super) fn receive(&mut self, now: u64, core: &mut Core, others: &mut Vec<Vec<u8>>) -> bool {
         match &mut self.plug {
             Plug::Nowhere => false,

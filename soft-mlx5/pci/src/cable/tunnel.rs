@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::{FrameWire, MAX_FRAME};
 use uverbs_soft::wire::{Station, enlarge};
 
-/// The UDP port of frames. RoCE v2's port 4791 carries no other frames.
+/// The UDP port of the tunnel. RoCE v2's port 4791 must not carry other frames.
 const PORT: u16 = 4792;
 
 /// A socket at a station's address.
@@ -32,8 +32,8 @@ impl Tunnel {
 
 impl FrameWire for Tunnel {
     fn send(&mut self, frame: &[u8]) {
-        // A frame that the socket does not accept is lost, as on a network: the socket's buffer is
-        // full, or the peer does not exist yet.
+        // A frame is lost if the socket's buffer is full or the peer does not exist yet, as on a
+        // network.
         self.peers.iter().for_each(|peer| drop(self.socket.send_to(frame, peer)));
     }
 

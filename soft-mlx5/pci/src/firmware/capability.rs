@@ -1,4 +1,4 @@
-//! Capabilities: the maximum of the device, and the current values that the driver has chosen.
+//! Capabilities: the device's maximum values, and the current ones, which the driver chooses.
 
 use super::Firmware;
 use super::command::Command;
@@ -22,7 +22,7 @@ struct Block {
     kind: u64,
     maximum: Vec<u8>,
     current: Vec<u8>,
-    /// The fields that the driver may change; in other fields it may set no bit that is not set.
+    /// The fields that the driver may change freely. In other fields it may only clear bits.
     settable: &'static [Field],
 }
 
@@ -117,11 +117,12 @@ const OFFLOAD_VALUES: &[(Field, u64)] = &[
     (ethernet_offloads::SELF_LB_EN_MODIFIABLE, SUPPORTED),
 ];
 
-/// WQEs need not contain the beginning of the frame.
+/// The beginning of a frame need not be inline in its WQE.
 const INLINE_NOT_REQUIRED: u64 = 2;
 
 /// QUERY_HCA_CAP: bit 0 of the operation chooses the current values, the rest the type. perftest
-/// 4.5 asks for a part of the block only (16 + 256 bytes); that an adapter answers is unconfirmed.
+/// 4.5 asks for only a part of the block (16 + 256 bytes). It is answered here; whether a real
+/// adapter does so is unconfirmed.
 pub(super) fn query(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let operation = command.get(header::OP_MOD);
     let block = firmware.capabilities.find(operation >> 1)?;

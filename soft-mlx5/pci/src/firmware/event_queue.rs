@@ -23,7 +23,7 @@ const STATUS_OK: u64 = 0;
 const STATE_ARMED: u64 = 0x9;
 const STATE_FIRED: u64 = 0xa;
 
-/// Numbers of event queues: 8 bits on the wire of a doorbell.
+/// Numbers of event queues. A doorbell has 8 bits for them.
 const NUMBERS: std::ops::Range<u8> = 1..64;
 
 #[derive(Debug)]
@@ -124,8 +124,9 @@ impl Firmware {
         }
     }
 
-    /// Handles a store to an event queue doorbell: the number is in the top byte, the consumer
-    /// counter below. With `arm`, an unread event or the next one raises an interrupt.
+    /// Handles a store to an event queue doorbell: the queue's number is in the top byte, its
+    /// consumer counter in the others. With `arm`, the next event raises an interrupt, or at once
+    /// if one is unread.
     pub(crate) fn event_queue_doorbell(&mut self, value: u32, arm: bool) {
         let number = (value >> 24) as u8;
         let Some(queue) = self.doorbells.event_queues.queues.get_mut(&number) else {

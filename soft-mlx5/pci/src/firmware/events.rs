@@ -25,7 +25,7 @@ impl Firmware {
         }
     }
 
-    /// Tells the driver whether the port is up.
+    /// Reports to the driver whether the port is up.
     pub(super) fn announce_port(&mut self) {
         self.announce(&Report::of_port(PORT, self.port.is_up()));
     }

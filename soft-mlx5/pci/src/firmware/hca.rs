@@ -7,7 +7,7 @@ use super::table::Phase;
 use crate::bits::field;
 use crate::layout::command::{query_issi_out, set_issi_in};
 
-/// Interface step sequence IDs: the driver chooses 1, as for every device of the last ten years.
+/// Interface step sequence id. Drivers choose 1 for every device since ConnectX-4.
 const ISSI: u16 = 1;
 /// IEEE vendor id that ConnectX adapters report.
 const IEEE_VENDOR: u64 = 0x2c9;

@@ -1,4 +1,4 @@
-//! The firmware: commands, and the objects that only the firmware has.
+//! The firmware: commands, and the objects that the core does not have.
 
 mod capability;
 mod ethernet;
@@ -92,7 +92,8 @@ impl Port {
         self.admin_status == 1
     }
 
-    /// An entry of the InfiniBand GID table: the link-local GID of the port, then unused entries.
+    /// Entry `index` of the InfiniBand GID table: entry 0 is the link-local GID of the port, the
+    /// others are unused.
     fn gid(&self, index: usize) -> [u8; 16] {
         if index == 0 { Gid::link_local(self.port_guid.to_be_bytes()).0 } else { [0; 16] }
     }
@@ -121,8 +122,8 @@ impl FrontEnd for Doorbells {
         self.uars.check(number)
     }
 
-    /// mlx5_ib gives some objects of its own to programs' queues (`c0`, `s1` of `create_user_qp`).
-    /// It is not public which ones the firmware allows.
+    /// Allows everything: mlx5_ib uses some of its own objects with programs' queues (`c0`, `s1` of
+    /// `create_user_qp`), and it is not public which ones the firmware allows.
     fn check_use(&self, _: ObjectKind, _: u32) -> Done {
         Ok(())
     }
@@ -204,11 +205,11 @@ impl Firmware {
         self.cable.send(now, &mut self.core, self.nic_vport.mac());
     }
 
-    /// The driver rang the command doorbell for the descriptors in `mask`.
+    /// Executes the commands of the descriptors in `mask`, for which the driver rang the doorbell.
     pub(super) fn command_doorbell(&mut self, queue: u64, mask: u32) {
         for index in (0..32).filter(|index| mask >> index & 1 == 1) {
-            // Asked for before the command runs: the driver polls for the end of the command that
-            // creates the command event queue.
+            // Determined before the command runs: if it creates the command event queue, the driver
+            // polls for its end instead of waiting for an event.
             let listeners = self.doorbells.event_queues.listeners(EventType::COMMAND);
             match command_queue::fetch(&self.memory, queue, index) {
                 Ok(Some(request)) => {
@@ -336,7 +337,7 @@ fn new_core(port: &Port, memory: &GuestMemory) -> (Core, Objects) {
         ..CoreConfig::default()
     };
     let mut core = Core::new(config, Arc::new(memory.clone()));
-    // A new core can create a protection domain; it never has number 0.
+    // Creating a protection domain in a new core does not fail, and its number is never 0.
     let privileged_pd = core.create_pd().unwrap_or_default();
     (core, Objects::new(privileged_pd))
 }

@@ -6,8 +6,8 @@ use super::refusal::Done;
 use uverbs_soft::core::Qpn;
 use uverbs_soft::packet::Gid;
 
-/// ATTACH_TO_MCG. Memberships are counted, because the kernel joins a group once for each LID that
-/// a program names with it, and leaves it as often. A queue pair in a group cannot be destroyed.
+/// ATTACH_TO_MCG. Memberships are counted, because the kernel joins a group once for each LID with
+/// which a program joins it, and leaves it as often. A queue pair in a group cannot be destroyed.
 pub(super) fn attach(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let (qpn, group) = (command.number(), group(command));
     firmware.object_firmware().check_uses(command, &[Qpn(qpn).object()])?;

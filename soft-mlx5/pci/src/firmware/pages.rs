@@ -1,5 +1,6 @@
 //! Memory that the driver gives to the firmware (MANAGE_PAGES). A real device stores its contexts
-//! in it. This one only counts the pages, to detect a driver that takes pages back twice or never.
+//! in it. This one only keeps track of the pages, to detect a driver that reclaims pages twice or
+//! never.
 
 use std::collections::BTreeSet;
 
@@ -41,8 +42,8 @@ pub(super) fn query(_: &mut Firmware, command: &mut Command<'_>) -> Done {
     Ok(())
 }
 
-/// MANAGE_PAGES: with operation 0 the driver has no pages, with 1 it gives pages, with 2 it takes
-/// pages back.
+/// MANAGE_PAGES: operation 0 reports that the driver has no pages, 1 gives pages to the firmware, 2
+/// reclaims them.
 pub(super) fn manage(firmware: &mut Firmware, command: &mut Command<'_>) -> Done {
     let count = command.get(manage_pages_in::INPUT_NUM_ENTRIES) as usize;
     match command.get(header::OP_MOD) {

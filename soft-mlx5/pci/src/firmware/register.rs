@@ -34,7 +34,7 @@ pub(super) fn access(firmware: &mut Firmware, command: &mut Command<'_>) -> Done
         (PAOS, 1) => port_status(firmware, &mut command.reply),
         (PFCC, 0) => command.structure(REGISTER).clone_into(&mut firmware.port.flow_control),
         (PFCC, 1) => command.reply.put(REGISTER, &firmware.port.flow_control),
-        // Every physical counter is zero, because there is no wire.
+        // All physical counters are zero, because there is no physical wire.
         (PPCNT, 1) => {}
         (PVLC, 1) => virtual_lanes(&mut command.reply),
         (NODE_DESCRIPTION, 1) => command.reply.put(REGISTER, &firmware.port.description),

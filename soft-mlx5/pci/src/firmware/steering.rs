@@ -46,8 +46,8 @@ impl Traffic {
 
 impl Firmware {
     /// Sends the frames of send queues. Frames to the port's own address are looped back. Multicast
-    /// frames are not, because a network device would mistake its own address requests for another
-    /// device's.
+    /// frames are not: a network device would take its own ARP and neighbour discovery requests for
+    /// another device's.
     pub(super) fn send_frames(&mut self) {
         let mac = self.nic_vport.mac();
         while let Some(frame) = self.core.take_frame() {

@@ -23,7 +23,7 @@ pub(super) enum Phase {
 
 type Handler = fn(&mut Firmware, &mut Command<'_>) -> Done;
 
-/// A command that only this front end has.
+/// A command of this front end, as opposed to commands about objects.
 pub(super) struct CommandSpec {
     pub(super) form: Form,
     pub(super) phase: Phase,

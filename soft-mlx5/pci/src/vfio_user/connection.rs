@@ -24,8 +24,9 @@ pub(super) struct Connection {
     received: Vec<u8>,
     /// Bytes of `received` that were returned as messages.
     start: usize,
-    /// Descriptors that arrived, in order. Each belongs to the message with the byte before this
-    /// index, because the kernel ends a read after the buffer that carries descriptors.
+    /// Descriptors that arrived, in order. Each has the length of `received` after the read that
+    /// brought it: its message contains the byte before that, because the kernel ends a read after
+    /// a buffer that carries descriptors.
     descriptors: Vec<(usize, OwnedFd)>,
 }
 

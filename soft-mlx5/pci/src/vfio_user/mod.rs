@@ -36,7 +36,7 @@ pub struct DmaRegion {
     pub writable: bool,
 }
 
-/// A PCI function behind the server.
+/// A PCI function that [`serve`] can serve.
 pub trait Function {
     /// Bytes of BAR 0.
     fn bar0_size(&self) -> u64;

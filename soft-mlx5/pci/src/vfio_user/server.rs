@@ -18,7 +18,7 @@ const MSIX_INTERRUPTS: u32 = 2;
 const INTERRUPT_KINDS: u32 = 5;
 /// Bytes of the configuration space of a PCI Express function.
 const CONFIG_SIZE: u64 = 4096;
-/// Most messages handled before the function makes a step.
+/// Most messages handled between two steps of the function.
 const BATCH: usize = 64;
 /// Longest wait before the stop flag is checked again.
 const STOP_CHECK: Duration = Duration::from_millis(50);
@@ -70,7 +70,8 @@ fn answer(
         return Ok(());
     }
     if message.command == command::REGION_WRITE {
-        // So that a client that waits for its store (QEMU's `x-no-posted-writes`) sees its effect.
+        // Step before the reply, so that a client that waits for its stores to be executed (QEMU's
+        // `x-no-posted-writes`) sees their effect.
         function.step();
     }
     match result {
@@ -221,7 +222,7 @@ fn region_write(function: &mut impl Function, message: &Message) -> Result<Vec<u
 }
 
 /// Several small posted stores in one message: a count, then {offset, region, bytes, eight bytes of
-/// data} for each. Either the message has all of them, or none is done.
+/// data} for each. If the message does not contain all of them, none is executed.
 fn region_write_multiple(function: &mut impl Function, message: &Message) -> Result<Vec<u8>, i32> {
     const ENTRY: usize = 24;
     let count = short(message.u64(0))?;
