@@ -1,4 +1,5 @@
-//! Segments that say who a message goes to: the address vector of UD and DC, and the XRC segment.
+//! Segments that identify the receiver of a message: the address vector of UD and DC, and the XRC
+//! segment.
 
 use super::{U16, U32, U64};
 
@@ -9,8 +10,7 @@ wire! {
         0 => pub key: U64,
         /// [`AddressVector::EXTENDED`] and the remote QP number (UD) or DCT number (DC) in 24 bits.
         8 => pub extended_qpn: U32,
-        /// 7:4 static rate, 3:0 service level; on Ethernet the three bits of the priority stand in
-        /// 3:1.
+        /// 7:4 static rate, 3:0 service level; on Ethernet 3:1 are the priority.
         12 => pub static_rate_sl: u8,
         /// 7 force loopback, 6:0 source path bits (InfiniBand).
         13 => pub loopback_path_bits: u8,
@@ -32,7 +32,7 @@ wire! {
 }
 
 impl AddressVector {
-    /// Bit of `extended_qpn`: all 48 bytes are there, not just the first 16
+    /// Bit of `extended_qpn`: the vector has 48 bytes, not just the first 16
     /// (`MLX5_EXTENDED_UD_AV`).
     pub const EXTENDED: u32 = 1 << 31;
     /// Bit of `grh_gid_flow`: the packet has a global routing header (InfiniBand).
@@ -64,7 +64,7 @@ impl AddressVector {
         self.extended_qpn.get() & 0xff_ffff
     }
 
-    /// Whether all 48 bytes are there.
+    /// Whether the vector has all 48 bytes.
     #[inline(always)]
     pub const fn is_extended(&self) -> bool {
         self.extended_qpn.get() & Self::EXTENDED != 0
@@ -88,7 +88,7 @@ impl AddressVector {
         self.grh_gid_flow.get() & 0xf_ffff
     }
 
-    /// Whether a global routing header is asked for.
+    /// Whether the packet gets a global routing header.
     #[inline(always)]
     pub const fn has_grh(&self) -> bool {
         self.grh_gid_flow.get() & Self::GRH != 0
@@ -96,7 +96,7 @@ impl AddressVector {
 }
 
 wire! {
-    /// Names the remote shared receive queue of an XRC message.
+    /// Identifies the remote shared receive queue of an XRC message.
     pub struct XrcSegment: 16 {
         /// Number of the remote XRC SRQ.
         0 => pub srqn: U32,

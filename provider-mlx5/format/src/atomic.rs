@@ -1,9 +1,8 @@
 //! Operands of atomic operations.
 //!
-//! The plain 8-byte operations take [`AtomicSegment`]. The masked ones come in operand sizes of 4
-//! and 8 bytes (and larger on some devices), chosen by the opcode modifier; their layouts are known
-//! from UCX (`uct_ib_mlx5_atomic_masked_*_seg`) and, for 8 bytes, from Linux's
-//! `mlx5_wqe_masked_atomic_seg`.
+//! The plain 8-byte operations use [`AtomicSegment`]. Masked operations have operands of 4 or 8
+//! bytes (on some devices more); the opcode modifier encodes the size. Sources of their layouts:
+//! UCX (`uct_ib_mlx5_atomic_masked_*_seg`) and, for 8 bytes, Linux's `mlx5_wqe_masked_atomic_seg`.
 
 use super::{U32, U64};
 
@@ -14,8 +13,8 @@ pub const fn extended_atomic_modifier(log_size: u8) -> u8 {
     8 | log_size.wrapping_sub(2) & 7
 }
 
-/// The operand size in bytes that a masked atomic's opcode modifier asks for, if it asks for an
-/// extended one.
+/// The operand size in bytes that a masked atomic's opcode modifier encodes; `None` if it encodes
+/// none.
 pub const fn extended_atomic_size(modifier: u8) -> Option<usize> {
     match modifier & !7 {
         8 => Some(4 << (modifier & 7)),

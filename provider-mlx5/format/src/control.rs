@@ -3,15 +3,14 @@
 use super::{Opcode, U16, U32};
 
 wire! {
-    /// The first segment of a send WQE; its first 8 bytes are also what a plain doorbell stores to
-    /// the UAR.
+    /// The first segment of a send WQE. A plain doorbell stores its first 8 bytes to the UAR.
     pub struct ControlSegment: 16 {
         /// 31:24 opcode modifier, 23:8 WQE index (the send queue's counter, wrapping at 2^16), 7:0
         /// [`Opcode`].
         0 => pub opmod_index_opcode: U32,
         /// 31:8 QP (or SQ) number, 5:0 size of the WQE in units of 16 bytes.
         4 => pub qpn_ds: U32,
-        /// Checksum of the WQE where the QP was created with signatures, else 0.
+        /// Checksum of the WQE if the QP was created with signatures, else 0.
         8 => pub signature: u8,
         /// DCI stream channel, for DC initiators created with streams, else 0.
         9 => pub dci_stream_channel_id: U16,
@@ -25,8 +24,7 @@ wire! {
 impl ControlSegment {
     /// A control segment without opcode modifier, signature or stream.
     ///
-    /// `qpn` has 24 bits and `ds` 6; what is above is cut off, so no argument can reach another
-    /// field.
+    /// `qpn` has 24 bits and `ds` 6. Higher bits are ignored.
     #[inline(always)]
     pub const fn new(
         opcode: Opcode,
@@ -104,10 +102,10 @@ impl ControlFlags {
     pub const COMPLETION: Self = Self(2 << 2);
     /// Write a CQE and an EQE when the WQE completes.
     pub const COMPLETION_AND_EVENT: Self = Self(3 << 2);
-    /// Bits that nothing public defines.
+    /// Bits without a public definition.
     pub const RESERVED: Self = Self(1 << 4 | 1);
 
-    /// Both sets of bits together.
+    /// The union of both sets of bits.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
@@ -139,7 +137,7 @@ impl ControlFlags {
         self.0 & Self::COMPLETION.0 != 0
     }
 
-    /// Whether the responder is asked for a solicited event.
+    /// Whether the responder raises a solicited event.
     #[inline(always)]
     pub const fn is_solicited(self) -> bool {
         self.0 & Self::SOLICITED.0 != 0
@@ -149,8 +147,8 @@ impl ControlFlags {
 open_values! {
     /// The fence mode, in place (bits 7:5 of the mode byte).
     ///
-    /// Names and values: `MLX5_FENCE_MODE_*` in Linux's `qp.h`. libmlx5 has the value 0x80 for a
-    /// fence that the user asks for and 0x20 for the request after a local invalidate or a bind.
+    /// Names and values: `MLX5_FENCE_MODE_*` in Linux's `qp.h`. libmlx5 writes 0x80 for a fence
+    /// that the user requests, and 0x20 in the request after a local invalidate or a bind.
     pub struct Fence {
         /// No fence.
         NONE = 0 << 5 => "none",

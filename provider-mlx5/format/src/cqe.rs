@@ -4,8 +4,7 @@ use super::{
     CqeChecksum, CqeHeaderTypes, OpOwn, RemoteQpFlags, Syndrome, U16, U32, U64, VendorSyndrome,
 };
 
-/// Size in bytes of the part of a CQE that every CQE has. In a queue of 128-byte CQEs it is the
-/// second half.
+/// Size in bytes of a CQE without the lower half that it has in a queue of 128-byte CQEs.
 pub const CQE_SIZE: usize = 64;
 
 wire! {
@@ -13,8 +12,8 @@ wire! {
     /// (`mlx5_cqe64`).
     ///
     /// With [`CqeFormat::INLINE_32`](super::CqeFormat::INLINE_32) the first 32 bytes hold received
-    /// data instead. In a queue of 128-byte CQEs these 64 bytes are the upper half, and
-    /// [`CqeFormat::INLINE_64`](super::CqeFormat::INLINE_64) data or the GRH are in the lower half.
+    /// data instead. In a queue of 128-byte CQEs these 64 bytes are the upper half; the lower half
+    /// holds the data with [`CqeFormat::INLINE_64`](super::CqeFormat::INLINE_64), or the GRH.
     pub struct Cqe: 64 {
         /// 0 outer L3 tunneled, 4:3 TLS offload state.
         0 => pub tls_tunneled: u8,
@@ -48,18 +47,18 @@ wire! {
         28 => pub checks: CqeChecksum,
         /// L3 and L4 header types, VLAN stripped.
         29 => pub header_types: CqeHeaderTypes,
-        /// VLAN tag control information that was stripped.
+        /// Control information of the VLAN tag that was stripped.
         30 => pub vlan_info: U16,
         /// 23:0 user index of the QP or SRQ (version 1); 31:24 number of LRO segments.
         32 => pub srqn_user_index: U32,
         /// Immediate data in network byte order, the invalidated rkey, the P_Key index, or metadata
         /// of a steering rule.
         36 => pub immediate: U32,
-        /// Application (1: tag matching).
+        /// Application of the CQE (1: tag matching).
         40 => pub app: u8,
-        /// Application's operation.
+        /// Operation of the application.
         41 => pub app_op: u8,
-        /// Application's information.
+        /// Information of the application.
         42 => pub app_info: U16,
         /// Bytes received, read, or returned by an atomic. On a striding receive queue see
         /// [`StrideByteCount`].
@@ -78,7 +77,7 @@ wire! {
 }
 
 impl Cqe {
-    /// The value that software fills a new ring with: zero except for the last byte.
+    /// The value of all entries of a new ring: zero except for the last byte.
     pub fn unwritten() -> Self {
         Self { op_own: OpOwn::UNWRITTEN, ..Self::default() }
     }
@@ -173,7 +172,7 @@ wire! {
         32 => pub syndrome: U16,
         /// Kind of signature.
         34 => pub signature_type: u8,
-        /// Wire or memory.
+        /// Whether the signature was on the wire or in memory.
         35 => pub domain: u8,
         /// The memory key with the signature.
         36 => pub mkey: U32,
@@ -189,9 +188,9 @@ wire! {
 }
 
 wire! {
-    /// How a striding receive queue's CQE uses the byte count.
+    /// The byte count of a striding receive queue's CQE.
     pub struct StrideByteCount: 4 {
-        /// 15 filler (the strides hold no packet), 14:0 strides consumed.
+        /// 15 filler (the strides contain no packet), 14:0 strides consumed.
         0 => pub filler_strides: U16,
         /// Bytes of the packet.
         2 => pub byte_count: U16,
@@ -219,7 +218,7 @@ impl StrideByteCount {
         (self.filler_strides.get() as u32) << 16 | self.byte_count.get() as u32
     }
 
-    /// Whether the strides only fill up the WQE.
+    /// Whether the strides are only filler at the end of the WQE.
     #[inline(always)]
     pub const fn is_filler(self) -> bool {
         self.filler_strides.get() & 0x8000 != 0

@@ -1,21 +1,20 @@
-//! Packed fields of a CQE, each with the meaning of its bits, so that a lazily read field and a
-//! decoded CQE share it.
+//! Packed fields of a CQE.
 
 use super::{CqeOpcode, U32};
 
 wire! {
     /// The last byte of a CQE: 7:4 opcode, 3:2 format, 1 solicited, 0 owner.
     ///
-    /// The device writes it last. A CQE is software's when its owner bit equals the parity of the
-    /// lap and its opcode is not [`CqeOpcode::INVALID`].
+    /// The device writes it last. Software owns a CQE if its owner bit equals the parity of the lap
+    /// and its opcode is not [`CqeOpcode::INVALID`].
     pub struct OpOwn(pub u8);
 }
 
 impl OpOwn {
-    /// What software fills a new ring with: opcode invalid, owner 0.
+    /// The value in a new ring: opcode invalid, owner 0.
     pub const UNWRITTEN: Self = Self(0xf0);
 
-    /// Packs the four parts; the opcode and format are cut to 4 and 2 bits.
+    /// Packs the four parts: the low 4 bits of the opcode and the low 2 bits of the format.
     #[inline(always)]
     pub const fn new(opcode: CqeOpcode, format: CqeFormat, solicited: bool, owner: bool) -> Self {
         Self(opcode.0 << 4 | (format.0 & 3) << 2 | (solicited as u8) << 1 | owner as u8)
@@ -27,7 +26,7 @@ impl OpOwn {
         CqeOpcode(self.0 >> 4)
     }
 
-    /// Where the received data is, or whether the entry is compressed.
+    /// The location of received data, or that the entry is compressed.
     #[inline(always)]
     pub const fn format(self) -> CqeFormat {
         CqeFormat(self.0 >> 2 & 3)
@@ -45,9 +44,8 @@ impl OpOwn {
         self.0 & 1 != 0
     }
 
-    /// Whether software may read the CQE: the owner bit is that of the lap `consumer_index` is in,
-    /// and the device has written here at all. `log_entries` is log2 of the number of CQEs in
-    /// the ring.
+    /// Whether software may read the CQE: the device has written it, in the lap of
+    /// `consumer_index`. `log_entries` is log2 of the number of CQEs in the ring.
     #[inline(always)]
     pub const fn is_software(self, consumer_index: u32, log_entries: u32) -> bool {
         let lap = consumer_index >> (log_entries & 31) & 1 != 0;
@@ -58,11 +56,11 @@ impl OpOwn {
 open_values! {
     /// The format of a CQE, in bits 3:2 of its last byte.
     pub struct CqeFormat {
-        /// The data is where the receive WQE said.
+        /// The data is in the buffers of the receive WQE.
         NO_INLINE = 0 => "no inline data",
-        /// Up to 32 bytes of data stand in the CQE's first half (`MLX5_INLINE_SCATTER_32`).
+        /// Up to 32 bytes of data are in the CQE's first half (`MLX5_INLINE_SCATTER_32`).
         INLINE_32 = 1 => "inline data, 32",
-        /// Up to 64 bytes of data stand in the half before the CQE proper
+        /// Up to 64 bytes of data are in the lower half of a 128-byte CQE
         /// (`MLX5_INLINE_SCATTER_64`).
         INLINE_64 = 2 => "inline data, 64",
         /// The CQE starts a compressed session: mini-CQEs follow.
@@ -74,13 +72,13 @@ wire! {
     /// The word `flags_rqpn`: 29:28 GRH kind, 27:24 service level, 23:0 remote QP number.
     ///
     /// On RoCE, Linux's `mlx5_ib` reads bits 25:24 as the packet's [`RoceHeader`] and takes the
-    /// service level from the VLAN tag; libmlx5 reports bits 27:24 as the service level in either
-    /// case.
+    /// service level from the VLAN tag; libmlx5 always reports bits 27:24 as the service level.
     pub struct RemoteQpFlags(pub U32);
 }
 
 impl RemoteQpFlags {
-    /// Packs GRH bits, service level and remote QP number; each is cut to its width.
+    /// Packs GRH bits, service level and remote QP number. Bits beyond each field's width are
+    /// ignored.
     #[inline(always)]
     pub const fn new(grh: u8, service_level: u8, remote_qpn: u32) -> Self {
         let sl = (service_level & 0xf) as u32;
@@ -99,7 +97,7 @@ impl RemoteQpFlags {
         (self.0.get() >> 24) as u8 & 0xf
     }
 
-    /// The two GRH bits; anything but 0 means that a routing header was received (`IBV_WC_GRH`).
+    /// The two GRH bits; not 0 if a routing header was received (`IBV_WC_GRH`).
     #[inline(always)]
     pub const fn grh(self) -> u8 {
         (self.0.get() >> 28) as u8 & 3
@@ -144,7 +142,7 @@ wire! {
 }
 
 impl CqeHeaderTypes {
-    /// Packs L3 and L4 type and the VLAN bit; the types are cut to their widths.
+    /// Packs L3 and L4 type and the VLAN bit. Bits beyond a type's width are ignored.
     #[inline(always)]
     pub const fn new(l3: L3Type, l4: L4Type, vlan_stripped: bool) -> Self {
         Self((l4.0 & 7) << 4 | (l3.0 & 3) << 2 | vlan_stripped as u8)

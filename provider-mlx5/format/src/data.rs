@@ -1,11 +1,10 @@
-//! Segments that say where data is, or hold it: remote address, scatter/gather entry, inline data.
+//! Segments that refer to data or contain it: remote address, scatter/gather entry, inline data.
 
 use super::{U32, U64};
 
-/// Bit 31 of a data segment's first word: what follows is inline data, not a pointer.
+/// Bit 31 of a data segment's first word: inline data follows instead of a pointer.
 ///
-/// It is why one scatter/gather entry holds less than 2 GiB: a longer one would be read as inline
-/// data.
+/// So a scatter/gather entry has less than 2 GiB: a longer one would be read as inline data.
 pub const INLINE_FLAG: u32 = 1 << 31;
 
 /// Bits of an inline segment's first word that hold its length
@@ -18,8 +17,8 @@ pub const TERMINATOR_LKEY: u32 = 0x100;
 wire! {
     /// A scatter/gather entry.
     pub struct DataSegment: 16 {
-        /// Length in bytes, 1 to 2^31 - 1. Zero stands for 2^31 (unconfirmed by a public source;
-        /// the reason why no encoder here emits it except in a terminator).
+        /// Length in bytes, 1 to 2^31 - 1. Zero means 2^31 (unconfirmed by a public source), so
+        /// encoders here write it only in a terminator.
         0 => pub byte_count: U32,
         /// Local key of the memory.
         4 => pub lkey: U32,
@@ -33,8 +32,8 @@ impl DataSegment {
     pub const TERMINATOR: Self =
         Self { byte_count: U32::new(0), lkey: U32::new(TERMINATOR_LKEY), address: U64::new(0) };
 
-    /// An entry of `length` bytes. Bit 31 of the length is cut off, so that it cannot turn into
-    /// inline data.
+    /// An entry of `length` bytes. Bit 31 of the length is ignored, because it would turn the entry
+    /// into inline data.
     #[inline(always)]
     pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
         Self {
@@ -51,8 +50,8 @@ impl DataSegment {
 }
 
 wire! {
-    /// The head of an inline data segment; the bytes follow at once, and the whole is padded to 16
-    /// bytes.
+    /// The header of an inline data segment. The data follows immediately, padded so that the
+    /// segment is a multiple of 16 bytes.
     pub struct InlineHeader: 4 {
         /// [`INLINE_FLAG`] and the number of bytes that follow.
         0 => pub byte_count: U32,
@@ -60,7 +59,7 @@ wire! {
 }
 
 impl InlineHeader {
-    /// The head of `length` bytes of inline data, cut to 10 bits.
+    /// The header of `length` bytes of inline data; only the low 10 bits are used.
     #[inline(always)]
     pub const fn new(length: u32) -> Self {
         Self { byte_count: U32::new(INLINE_FLAG | length & INLINE_LENGTH_MASK) }
@@ -72,8 +71,8 @@ impl InlineHeader {
         self.byte_count.get() & INLINE_LENGTH_MASK
     }
 
-    /// Size of the segment, head and padding included, in units of 16 bytes, for `length` bytes of
-    /// data.
+    /// Size of the segment for `length` bytes of data, with header and padding, in units of 16
+    /// bytes.
     #[inline(always)]
     #[allow(clippy::manual_div_ceil, reason = "one addition: `div_ceil` takes the remainder apart")]
     pub const fn segment_ds(length: u32) -> u32 {
@@ -82,7 +81,7 @@ impl InlineHeader {
 }
 
 wire! {
-    /// Where an RDMA operation or atomic goes.
+    /// The remote memory of an RDMA operation or atomic.
     pub struct RemoteAddressSegment: 16 {
         /// Address in the remote key's space.
         0 => pub address: U64,

@@ -4,14 +4,14 @@
 /// maps.
 pub const UAR_SIZE: usize = 4096;
 
-/// Offset in the UAR of the first BlueFlame register (`MLX5_BF_OFFSET`). The next one follows.
-/// The kernel reports the size of a register: 512 bytes on every device so far.
+/// Offset in the UAR of the first BlueFlame register (`MLX5_BF_OFFSET`), which the next one
+/// follows. The kernel reports the size of a register, which is 512 bytes on all known devices.
 pub const BLUEFLAME_OFFSET: usize = 0x800;
 
 /// Size in bytes of one BlueFlame register: two halves, used alternately.
 pub const BLUEFLAME_REGISTER_SIZE: usize = 512;
 
-/// Size in bytes of one half, and so of the largest WQE that BlueFlame can carry.
+/// Size in bytes of one half, which is also the largest WQE for BlueFlame.
 pub const BLUEFLAME_HALF_SIZE: usize = BLUEFLAME_REGISTER_SIZE / 2;
 
 /// BlueFlame registers per UAR that user programs may use (`MLX5_NON_FP_BFREGS_PER_UAR`); two more
@@ -31,10 +31,10 @@ pub const EQ_ARM_OFFSET: usize = 0x40;
 /// Offset in the UAR of the word that updates an EQ's consumer index without arming it.
 pub const EQ_UPDATE_OFFSET: usize = EQ_ARM_OFFSET + 8;
 
-/// The arm word of a CQ: in its doorbell record, and as the upper half of the doorbell.
+/// The arm word of a CQ, which is in its doorbell record and is the upper half of the doorbell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CqArm {
-    /// Sequence number, modulo 4; increases with each event received.
+    /// Sequence number modulo 4, which increases with each event received.
     pub sequence: u8,
     /// Whether only a solicited completion, or an error, raises the event.
     pub solicited_only: bool,
@@ -54,8 +54,8 @@ impl CqArm {
             | self.consumer_index & 0xff_ffff
     }
 
-    /// The 8 bytes that go to the register at [`CQ_ARM_OFFSET`], as one big-endian number: arm
-    /// word, CQ number.
+    /// The value to store in the register at [`CQ_ARM_OFFSET`], as one big-endian number of 8
+    /// bytes: arm word, CQ number.
     #[inline(always)]
     pub const fn doorbell(self, cqn: u32) -> u64 {
         (self.word() as u64) << 32 | (cqn & 0xff_ffff) as u64

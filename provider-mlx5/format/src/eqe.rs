@@ -9,11 +9,11 @@ pub const EQE_SIZE: usize = 64;
 open_values! {
     /// The type of an event (`MLX5_EVENT_TYPE_*`).
     pub struct EventType {
-        /// A CQ was armed and has a completion.
+        /// An armed CQ has a completion.
         COMPLETION = 0x00 => "completion",
         /// Path migration succeeded.
         PATH_MIGRATED = 0x01 => "path migrated",
-        /// A packet came on a QP in RTR.
+        /// A QP in RTR received a packet.
         COMMUNICATION_ESTABLISHED = 0x02 => "communication established",
         /// The send queue is drained.
         SQ_DRAINED = 0x03 => "send queue drained",
@@ -29,7 +29,7 @@ open_values! {
         PORT_CHANGE = 0x09 => "port change",
         /// Commands completed.
         COMMAND = 0x0a => "command",
-        /// The device wants pages, or gives them back.
+        /// The device requests pages, or returns them.
         PAGE_REQUEST = 0x0b => "page request",
         /// A page fault on on-demand paging memory.
         PAGE_FAULT = 0x0c => "page fault",
@@ -51,9 +51,9 @@ open_values! {
         SRQ_LIMIT = 0x14 => "SRQ limit",
         /// A general purpose pin.
         GPIO = 0x15 => "GPIO",
-        /// A transceiver came or went.
+        /// A transceiver was plugged or unplugged.
         PORT_MODULE = 0x16 => "port module",
-        /// Too hot.
+        /// The device is too hot.
         TEMPERATURE_WARNING = 0x17 => "temperature warning",
         /// An XRQ failed.
         XRQ_ERROR = 0x18 => "XRQ error",
@@ -63,15 +63,15 @@ open_values! {
         STALL = 0x1b => "stall",
         /// A DC target is drained.
         DCT_DRAINED = 0x1c => "DCT drained",
-        /// A DC target was asked with a wrong key.
+        /// A DC target received a request with a wrong key.
         DCT_KEY_VIOLATION = 0x1d => "DCT key violation",
-        /// A general event; the subtype says which.
+        /// A general event, see the subtype.
         GENERAL = 0x22 => "general event",
         /// A monitored counter passed its threshold.
         MONITOR_COUNTER = 0x24 => "monitor counter",
         /// Pulse per second.
         PPS = 0x25 => "PPS",
-        /// The firmware tracer has something.
+        /// The firmware tracer has records.
         DEVICE_TRACER = 0x26 => "device tracer",
         /// A firmware object changed.
         OBJECT_CHANGE = 0x27 => "object change",
@@ -97,7 +97,7 @@ wire! {
         60 => pub reserved60: U16,
         /// Checksum.
         62 => pub signature: u8,
-        /// 0 owner: parity of the lap. Software fills a new ring with 1.
+        /// 0 owner: parity of the lap; 1 in a new ring.
         63 => pub owner: u8,
     }
 }
@@ -133,7 +133,7 @@ wire! {
         0 => pub cqn: U32,
         /// Reserved.
         4 => pub reserved4: [u8; 7],
-        /// Detail; its values are not public (1 for an overrun: unconfirmed).
+        /// Detail. The values are not public (1 for an overrun: unconfirmed).
         11 => pub syndrome: u8,
         /// Reserved.
         12 => pub reserved12: [u8; 16],
@@ -141,8 +141,8 @@ wire! {
 }
 
 wire! {
-    /// Event data: a port changed; the EQE's subtype says how (1 down, 4 active, 5 initialized, 6
-    /// LID, 7 P_Key, 8 GUID, 9 client reregistration).
+    /// Event data: a port changed. The EQE's subtype is the kind of change (1 down, 4 active, 5
+    /// initialized, 6 LID, 7 P_Key, 8 GUID, 9 client reregistration).
     pub struct PortEvent: 28 {
         /// Reserved.
         0 => pub reserved0: [u8; 8],
@@ -164,9 +164,9 @@ wire! {
 }
 
 wire! {
-    /// Event data: the device wants pages (positive) or gives them back (negative).
+    /// Event data: the device requests pages (positive) or returns them (negative).
     pub struct PageRequestEvent: 28 {
-        /// 15 the function is the embedded processor's.
+        /// 15 function of the embedded processor.
         0 => pub ec_function: U16,
         /// Function number.
         2 => pub function_id: U16,

@@ -2,7 +2,8 @@
 
 use super::{U16, U32};
 
-/// Inline header bytes in the Ethernet segment's own 16 bytes; the rest follows in whole octowords.
+/// Inline header bytes within the Ethernet segment's 16 bytes. The rest follows in units of 16
+/// bytes.
 pub const ETH_INLINE_START: usize = 2;
 
 /// The inline header size that devices in minimum-inline mode "L2" need: Ethernet header and a VLAN
@@ -35,7 +36,7 @@ wire! {
         /// Metadata that steering rules can match.
         8 => pub flow_table_metadata: U32,
         /// Inline header size in bytes; or, without inline header, [`EthSegment::INSERT_VLAN`] and
-        /// its kind.
+        /// the kind of tag.
         12 => pub inline_header_size: U16,
         /// First two bytes of the inline header; or the VLAN tag control information to insert.
         14 => pub inline_header_start: [u8; ETH_INLINE_START],
@@ -43,14 +44,14 @@ wire! {
 }
 
 impl EthSegment {
-    /// Bit of `inline_header_size`: insert a VLAN tag, its control information is in
+    /// Bit of `inline_header_size`: insert a VLAN tag, whose control information is in
     /// `inline_header_start`.
     pub const INSERT_VLAN: u16 = 1 << 15;
     /// Bit of `inline_header_size`, with `INSERT_VLAN`: a service tag (802.1ad) instead of a
     /// customer tag.
     pub const INSERT_SERVICE_VLAN: u16 = 1;
 
-    /// Whether the device shall insert a VLAN tag.
+    /// Whether the device inserts a VLAN tag.
     #[inline(always)]
     pub const fn inserts_vlan(&self) -> bool {
         self.inline_header_size.get() & Self::INSERT_VLAN != 0
@@ -62,7 +63,7 @@ impl EthSegment {
         u16::from_be_bytes(self.inline_header_start)
     }
 
-    /// Bytes of inline header; 0 when the field asks for a VLAN tag instead.
+    /// Bytes of inline header; 0 if the field specifies a VLAN tag instead.
     #[inline(always)]
     pub const fn inline_length(&self) -> usize {
         if self.inserts_vlan() { 0 } else { self.inline_header_size.get() as usize }
@@ -91,7 +92,7 @@ impl EthChecksum {
     pub const L3: Self = Self(1 << 6);
     /// Compute the (outer) TCP or UDP checksum.
     pub const L4: Self = Self(1 << 7);
-    /// IP and TCP/UDP: what `IBV_SEND_IP_CSUM` asks for.
+    /// IP and TCP/UDP, as for `IBV_SEND_IP_CSUM`.
     pub const IP_CSUM: Self = Self(Self::L3.0 | Self::L4.0);
 
     /// Whether all of `other`'s flags are set.

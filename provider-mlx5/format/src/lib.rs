@@ -1,23 +1,21 @@
-//! The bytes that a ConnectX reads and writes: one definition, used by the queues, by the inspector
-//! and by the software device.
+//! The structures that a ConnectX reads and writes, for the queues, the inspector and the software
+//! device.
 //!
 //! Every structure is `repr(C)` over big-endian field types of alignment 1, so it has no padding,
-//! lies anywhere in a buffer and reads from or writes to bytes without a conversion step. Size and
-//! every field offset are asserted at compile time beside the structure; a test compares them with
-//! `infiniband/mlx5dv.h` through a C compiler.
+//! may be anywhere in a buffer, and is converted from and to bytes without copying. Its size and
+//! field offsets are asserted at compile time; a test compares them with `infiniband/mlx5dv.h` with
+//! a C compiler.
 //!
-//! Numbers that name something (opcodes, syndromes, event types) are open newtypes: a value that
-//! this crate does not know stays a value. Reserved fields are public, are called `reservedN` after
-//! their byte offset N, and are written as zero by everything in this crate.
+//! Opcodes, syndromes, event types and similar numbers are newtypes that also hold values without a
+//! name. Reserved fields are public, and called `reservedN` after their byte offset N; this crate
+//! writes zero to them.
 //!
 //! Sources: `infiniband/mlx5dv.h` and `providers/mlx5/wqe.h` of rdma-core,
-//! `include/linux/mlx5/{device,qp,cq,eq}.h` of Linux 6.12. Facts from elsewhere name their source
-//! where they stand.
+//! `include/linux/mlx5/{device,qp,cq,eq}.h` of Linux 6.12. Facts from other sources cite them.
 
 #![forbid(unsafe_code)]
 
-/// Declares an open newtype over `u8`: known values as constants, everything else still
-/// representable.
+/// Declares a newtype over `u8` with constants for the known values. It also holds all others.
 macro_rules! open_values {
     (
         $(#[$meta:meta])*
@@ -36,7 +34,7 @@ macro_rules! open_values {
         impl $name {
             $($(#[$value_meta])* pub const $constant: Self = Self($value);)*
 
-            /// Every value that has a name here, in numerical order of definition.
+            /// Every value that has a name here, in order of definition.
             pub const KNOWN: &'static [Self] = &[$(Self::$constant),*];
 
             /// The name of a known value.
@@ -68,8 +66,8 @@ macro_rules! open_values {
     };
 }
 
-/// Declares a structure as the device sees it: `repr(C)`, big-endian, alignment 1, with its size
-/// and every field's offset written down and asserted at compile time. The default is all zero.
+/// Declares a structure in the device's layout: `repr(C)`, big-endian, alignment 1, with its size
+/// and every field's offset asserted at compile time. The default is all zero.
 ///
 /// The second form declares a packed field with named bits.
 macro_rules! wire {
@@ -150,7 +148,7 @@ pub use umr::*;
 
 pub use zerocopy::big_endian::{U16, U32, U64};
 
-/// Size in bytes of a send queue's basic block (WQEBB): send WQEs start on such a boundary and the
+/// Size in bytes of a send queue's basic block (WQEBB). Send WQEs start at such a boundary, and the
 /// send queue's counters count these blocks.
 pub const WQEBB_SIZE: usize = 64;
 
@@ -160,10 +158,10 @@ pub const WQEBB_SHIFT: u32 = 6;
 /// Size in bytes of the unit that a control segment's `ds` counts (an octoword).
 pub const OCTOWORD: usize = 16;
 
-/// Largest `ds` that the control segment's field can hold. Devices may allow less
-/// (`max_wqe_sz_sq`, 1024 bytes = 64 units on some, which the 6 bit field cannot say).
+/// Largest value of the control segment's `ds`. A device's limit is `max_wqe_sz_sq`; on some it is
+/// 1024 bytes, 64 units, which the 6-bit field cannot represent.
 pub const MAX_DS: u8 = 63;
 
-/// Most scatter entries of an RDMA read: its WQE has 512 bytes at most (`MLX5_MAX_SGE_RD` in
+/// Most scatter entries of an RDMA read, whose WQE has at most 512 bytes (`MLX5_MAX_SGE_RD` in
 /// Linux).
 pub const MAX_READ_SGE: u32 = 30;

@@ -1,11 +1,12 @@
 //! Compressed completions: a title CQE followed by arrays of 8-byte mini-CQEs.
 //!
 //! In the basic layout a CQE of format [`CqeFormat::COMPRESSED`](super::CqeFormat::COMPRESSED)
-//! opens a session: it is the title, a template for all of them, and its `byte_count` is the number
-//! of completions. The next slot holds an array of eight mini-CQEs, the first of which stands for
-//! the title's own slot; every eighth slot after it another array. A completion is the title with
-//! byte count and one more field replaced; its WQE counter goes up by one each unless the format
-//! carries it. Source: Linux, `en_rx.c` (`mlx5e_decompress_cqes_start`).
+//! starts a session. It is the title: a template for all completions, whose number is its
+//! `byte_count`. The next slot holds an array of eight mini-CQEs, the first of which belongs to the
+//! title's own slot, and every eighth slot after it holds another array. Each completion is the
+//! title with the byte count and one more field replaced; its WQE counter is one more than that of
+//! the completion before, unless the mini-CQE contains it. Source: Linux, `en_rx.c`
+//! (`mlx5e_decompress_cqes_start`).
 
 use super::{Opcode, U16, U32};
 
@@ -13,8 +14,8 @@ use super::{Opcode, U16, U32};
 pub const MINI_CQES_PER_SLOT: usize = 8;
 
 open_values! {
-    /// What a responder's mini-CQE carries beside the byte count; the CQ's context chooses it
-    /// (`mini_cqe_res_format`, values as the device numbers them).
+    /// The content of a responder's mini-CQE besides the byte count, as chosen in the CQ's context
+    /// (`mini_cqe_res_format`, with the device's values).
     pub struct MiniCqeFormat {
         /// The receive hash.
         HASH = 0 => "hash",
@@ -26,8 +27,8 @@ open_values! {
 }
 
 wire! {
-    /// A mini-CQE: a word and a length. On the receiving side [`MiniCqeFormat`] says what the word
-    /// is.
+    /// A mini-CQE: a word and a length. At a responder [`MiniCqeFormat`] determines the meaning of
+    /// the word.
     pub struct MiniCqe: 8 {
         /// Hash; or checksum and stride index; or WQE counter, opcode and a reserved byte
         /// (requester).
@@ -38,19 +39,20 @@ wire! {
 }
 
 impl MiniCqe {
-    /// A responder's with the receive hash.
+    /// A responder's mini-CQE with the receive hash.
     #[inline(always)]
     pub const fn with_hash(hash: u32, byte_count: u32) -> Self {
         Self { word: U32::new(hash), byte_count: U32::new(byte_count) }
     }
 
-    /// A responder's with the checksum, and the stride index where the format has one (else 0).
+    /// A responder's mini-CQE with the checksum, and the stride index if the format has one (else
+    /// 0).
     #[inline(always)]
     pub const fn with_checksum(checksum: u16, stride_index: u16, byte_count: u32) -> Self {
         Self::with_hash((checksum as u32) << 16 | stride_index as u32, byte_count)
     }
 
-    /// A requester's.
+    /// A requester's mini-CQE.
     #[inline(always)]
     pub const fn requester(wqe_counter: u16, opcode: Opcode) -> Self {
         Self::with_hash((wqe_counter as u32) << 16 | (opcode.0 as u32) << 8, 0)
@@ -90,8 +92,8 @@ impl MiniCqe {
 wire! {
     /// One slot of mini-CQEs.
     ///
-    /// The owner bit of the slot is in its last byte, as that of a CQE. The device does not set the
-    /// owner bits of a session's slots. Software sets each to the lap's value when it has consumed
+    /// The owner bit of the slot is in its last byte, as in a CQE. The device does not set the
+    /// owner bits of a session's slots; software sets each to the lap's value after it has consumed
     /// the slot.
     pub struct MiniCqeArray: 64 {
         /// The mini-CQEs, in order of completion.
@@ -101,10 +103,11 @@ wire! {
 
 wire! {
     /// The last four bytes of an array in the enhanced layout
-    /// (`MLX5_CQE_COMPRESS_LAYOUT_ENHANCED`), which tell it from a CQE. Where a CQE has the opcode,
-    /// in `op_own`, is the number of mini-CQEs minus one; where it has the signature, the lap.
+    /// (`MLX5_CQE_COMPRESS_LAYOUT_ENHANCED`), which distinguish it from a CQE. `op_own` has the
+    /// number of mini-CQEs minus one in place of a CQE's opcode, and the lap replaces the
+    /// signature.
     pub struct EnhancedTail: 4 {
-        /// Where a CQE has its WQE counter: part of the last mini-CQE.
+        /// Part of the last mini-CQE, at the offset of a CQE's WQE counter.
         0 => pub wqe_counter: U16,
         /// Number of the lap, modulo 256.
         2 => pub validity_iteration: u8,

@@ -30,12 +30,11 @@ open_values! {
         ATOMIC_MASKED_COMPARE_SWAP = 0x14 => "ATOMIC_MASKED_CS",
         /// Masked fetch and add (carries stop at field boundaries).
         ATOMIC_MASKED_FETCH_ADD = 0x15 => "ATOMIC_MASKED_FA",
-        /// Bind a memory window, as early devices did it; ConnectX-IB and later use
-        /// [`Opcode::UMR`].
+        /// Bind a memory window, on early devices; ConnectX-IB and later use [`Opcode::UMR`].
         BIND_MW = 0x18 => "BIND_MW",
-        /// Fast memory registration, as early devices did it.
+        /// Fast memory registration, on early devices.
         FMR = 0x19 => "FMR",
-        /// Local invalidate, as early devices did it; ConnectX-IB and later use [`Opcode::UMR`].
+        /// Local invalidate, on early devices; ConnectX-IB and later use [`Opcode::UMR`].
         LOCAL_INVALIDATE = 0x1b => "LOCAL_INVAL",
         /// Configuration command (CQ resize on early devices).
         CONFIG_COMMAND = 0x1f => "CONFIG_CMD",
@@ -67,7 +66,7 @@ open_values! {
 }
 
 impl Opcode {
-    /// Whether the WQE addresses remote memory, and so carries a remote-address segment.
+    /// Whether the WQE addresses remote memory, and so has a remote-address segment.
     pub const fn has_remote_address(self) -> bool {
         matches!(self, Self::RDMA_WRITE | Self::RDMA_WRITE_IMMEDIATE | Self::RDMA_READ)
             || self.is_atomic()
@@ -84,13 +83,13 @@ impl Opcode {
         )
     }
 
-    /// Whether the control segment's last word is immediate data that travels to the responder as
-    /// it stands.
+    /// Whether the control segment's last word is immediate data, which the responder receives
+    /// unchanged.
     pub const fn has_immediate(self) -> bool {
         matches!(self, Self::SEND_IMMEDIATE | Self::RDMA_WRITE_IMMEDIATE)
     }
 
-    /// Whether this is one of the send operations (they consume a receive WQE at the responder).
+    /// Whether this is one of the send operations, which consume a receive WQE at the responder.
     pub const fn is_send(self) -> bool {
         matches!(self, Self::SEND | Self::SEND_IMMEDIATE | Self::SEND_INVALIDATE)
     }
@@ -99,7 +98,7 @@ impl Opcode {
 open_values! {
     /// What a CQE reports, in bits 7:4 of its last byte.
     pub struct CqeOpcode {
-        /// A send WQE completed well.
+        /// A send WQE completed with success.
         REQUESTER = 0 => "REQ",
         /// A receive completed: RDMA write with immediate.
         RESPONDER_WRITE_IMMEDIATE = 1 => "RESP_WR_IMM",
@@ -119,18 +118,18 @@ open_values! {
         REQUESTER_ERROR = 13 => "REQ_ERR",
         /// A receive WQE failed; layout `ErrorCqe`.
         RESPONDER_ERROR = 14 => "RESP_ERR",
-        /// Nothing was written here yet: software fills a new ring with this.
+        /// The entry was not written yet: the value in a new ring.
         INVALID = 15 => "INVALID",
     }
 }
 
 impl CqeOpcode {
-    /// Whether this is a requester's CQE, good or bad.
+    /// Whether this is a requester's CQE, of success or of an error.
     pub const fn is_requester(self) -> bool {
         matches!(self, Self::REQUESTER | Self::REQUESTER_ERROR)
     }
 
-    /// Whether this is a responder's CQE, good or bad.
+    /// Whether this is a responder's CQE, of success or of an error.
     pub const fn is_responder(self) -> bool {
         matches!(
             self,
@@ -142,7 +141,7 @@ impl CqeOpcode {
         )
     }
 
-    /// Whether the CQE can be one of tag matching: a message that was sent, or none.
+    /// Whether the CQE can be one of tag matching: it reports a send, or has no packet.
     pub const fn may_match_tags(self) -> bool {
         matches!(
             self,

@@ -3,13 +3,14 @@
 use super::{DataSegment, U16};
 
 wire! {
-    /// The head of a shared receive queue's WQE: a link to the next one (`mlx5_wqe_srq_next_seg`).
+    /// The first segment of a shared receive queue's WQE: a link to the next one
+    /// (`mlx5_wqe_srq_next_seg`).
     pub struct SrqNextSegment: 16 {
         /// Reserved.
         0 => pub reserved0: [u8; 2],
         /// Index of the next WQE of the list.
         2 => pub next_wqe_index: U16,
-        /// Checksum where the SRQ has signatures, else 0.
+        /// Checksum if the SRQ has signatures, else 0.
         4 => pub signature: u8,
         /// Reserved.
         5 => pub reserved5: [u8; 11],
@@ -27,8 +28,8 @@ impl SrqNextSegment {
 wire! {
     /// A striding (multi-packet) receive WQE: one buffer that many packets fill (`mlx5_mprq_wqe`).
     ///
-    /// Both the linked-list and the cyclic form start with the link, which the cyclic one does not
-    /// use (`struct mlx5_wqe_mprq` of DPDK; `mlx5_calc_rwq_size` of libmlx5).
+    /// Both the linked and the cyclic form start with the link, which is unused in the cyclic form
+    /// (`struct mlx5_wqe_mprq` of DPDK; `mlx5_calc_rwq_size` of libmlx5).
     pub struct StridingWqe: 32 {
         /// Link to the next WQE.
         0 => pub next: SrqNextSegment,

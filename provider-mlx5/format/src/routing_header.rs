@@ -4,25 +4,25 @@
 const UDP: u8 = 17;
 const INFINIBAND: u8 = 0x1b;
 
-/// Where a datagram came from: what its routing header says.
+/// The content of a datagram's routing header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutingHeader {
     /// The GID of the sender; the mapped form of an IPv4 address.
     pub source: [u8; 16],
-    /// The GID that the datagram was sent to.
+    /// The GID of the receiver.
     pub destination: [u8; 16],
-    /// 0 for a packet of IPv4.
+    /// The flow label; 0 for IPv4.
     pub flow_label: u32,
     /// The traffic class, or the type of service.
     pub traffic_class: u8,
-    /// The hop limit or the time to live that the datagram arrived with.
+    /// The hop limit or the time to live of the packet on arrival.
     pub hop_limit: u8,
-    /// Whether it is a packet of RoCE v2.
+    /// Whether the packet is one of RoCE v2.
     pub is_udp: bool,
 }
 
 impl RoutingHeader {
-    /// Bytes that it takes in front of the payload.
+    /// Bytes in front of the payload.
     pub const BYTES: usize = 40;
 
     /// Reads the header: a GRH, which looks like an IPv6 header, or an IPv4 header in the last 20
@@ -53,8 +53,9 @@ impl RoutingHeader {
         })
     }
 
-    /// Whether it is an IPv4 header. The 20 bytes before that are undefined, so they may begin as a
-    /// GRH does. Then the checksum decides, as in libibverbs (`get_grh_header_version`).
+    /// Whether the last 20 bytes are an IPv4 header. The first 20 bytes are then undefined and may
+    /// look like the start of a GRH, so the checksum decides, as in libibverbs
+    /// (`get_grh_header_version`).
     pub fn is_ipv4(bytes: &[u8; Self::BYTES]) -> bool {
         if bytes[0] >> 4 != 6 {
             return bytes[20] >> 4 == 4;
@@ -87,7 +88,7 @@ fn sum(header: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// An IPv4 packet from 10.0.0.1 to 10.0.0.2 with a type of service.
+    /// The header of an IPv4 packet from 10.0.0.1 to 10.0.0.2 with a type of service.
     fn ipv4() -> [u8; 40] {
         let mut bytes = [0; 40];
         bytes[20..].copy_from_slice(&[
@@ -128,7 +129,7 @@ mod tests {
             assert_eq!((header.flow_label, header.traffic_class), (0x1234, 0x68));
             assert_eq!((header.hop_limit, header.is_udp), (9, is_udp));
         }
-        // An address that begins like an IPv4 header has no checksum of one.
+        // A GRH with an address that begins like an IPv4 header, but is without a correct checksum.
         let mut bytes = grh(UDP);
         bytes[20..24].copy_from_slice(&[0x45, 0x68, 0, 60]);
         assert_eq!(RoutingHeader::parse(&bytes).map(|header| header.source[0]), Some(0xfe));

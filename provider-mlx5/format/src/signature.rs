@@ -1,9 +1,9 @@
-//! Signature offload: what a UMR says about signatures and encryption of a key's data, and the WQE
-//! that sets a protected signature variable (PSV).
+//! Signature offload: a UMR's segments for signatures and encryption of a key's data, and the
+//! segment that sets a protected signature variable (PSV).
 //!
 //! Sources: `providers/mlx5/wqe.h` and `qp.c` (`mlx5_umr_set_psv`) of rdma-core,
-//! `include/linux/mlx5/qp.h` of Linux. The crate encodes and decodes them for inspection; its
-//! queues do not post them.
+//! `include/linux/mlx5/qp.h` of Linux. They are defined for inspection only; the queues do not post
+//! them.
 
 use super::{U16, U32, U64};
 
@@ -30,7 +30,7 @@ wire! {
 }
 
 impl SignatureInline {
-    /// The section is used (`MLX5_BSF_INL_VALID`).
+    /// The section is valid (`MLX5_BSF_INL_VALID`).
     pub const VALID: u16 = 1 << 15;
     /// `MLX5_BSF_REFRESH_DIF`.
     pub const REFRESH_DIF: u16 = 1 << 14;

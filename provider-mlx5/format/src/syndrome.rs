@@ -9,11 +9,11 @@ open_values! {
         LOCAL_QP_OPERATION = 0x02 => "LOCAL_QP_OP_ERR",
         /// A local key did not allow the access.
         LOCAL_PROTECTION = 0x04 => "LOCAL_PROT_ERR",
-        /// The QP was in error already: the WQE was not executed (or not finished).
+        /// The QP was in the error state: the WQE was not executed, or not completely.
         FLUSHED = 0x05 => "WR_FLUSH_ERR",
         /// A memory window could not be bound.
         MW_BIND = 0x06 => "MW_BIND_ERR",
-        /// The responder answered with something unexpected.
+        /// The responder's answer was unexpected.
         BAD_RESPONSE = 0x10 => "BAD_RESP_ERR",
         /// The responder's own buffer could not be accessed by an incoming RDMA write with
         /// immediate.
@@ -40,8 +40,9 @@ open_values! {
     pub struct VendorSyndrome {
         /// A page fault on on-demand paging memory (`MLX5_CQE_VENDOR_SYNDROME_ODP_PFAULT`).
         ODP_PAGE_FAULT = 0x93 => "ODP_PFAULT",
-        /// A receive aborted by a packet sequence error. UCX (`UCT_IB_MLX5_CQE_VENDOR_SYND_PSN`)
-        /// returns the receive WQE to its SRQ then, as it does for a page fault.
+        /// A receive was aborted by a packet sequence error. UCX
+        /// (`UCT_IB_MLX5_CQE_VENDOR_SYND_PSN`) then returns the receive WQE to its SRQ, as for a
+        /// page fault.
         PSN_ABORT = 0x99 => "PSN",
     }
 }

@@ -1,5 +1,5 @@
 //! Tag matching: the WQE by which an SRQ's command QP (`cmd_qp` of libmlx5) changes the list of
-//! tags, the headers of messages with tags, and what a CQE says of both.
+//! tags, the headers of messages with tags, and the fields of a CQE for both.
 //!
 //! Sources: `providers/mlx5/{wqe.h,mlx5dv.h,qp.c,cq.c}` (`set_tm_seg`, `handle_tag_matching`) and
 //! `libibverbs/tm_types.h` of rdma-core.
@@ -9,11 +9,11 @@ use super::{Cqe, U16, U32, U64};
 wire! {
     /// A change of an SRQ's tag list, in a WQE of opcode TAG_MATCHING (`mlx5_wqe_tm_seg`).
     pub struct TagMatchingSegment: 32 {
-        /// 7:4 what to do, see the `OPERATION_` constants.
+        /// 7:4 operation, see the `OPERATION_` constants.
         0 => pub operation: u8,
         /// See the `FLAG_` constants.
         1 => pub flags: u8,
-        /// Place in the tag list.
+        /// Index of the entry in the tag list.
         2 => pub index: U16,
         /// Reserved.
         4 => pub reserved4: U16,
@@ -35,7 +35,7 @@ impl TagMatchingSegment {
     pub const OPERATION_APPEND: u8 = 0x10;
     /// Remove an entry (`MLX5_TM_OPCODE_REMOVE`).
     pub const OPERATION_REMOVE: u8 = 0x20;
-    /// Make a CQE (`MLX5_SRQ_FLAG_TM_CQE_REQ`).
+    /// Write a CQE (`MLX5_SRQ_FLAG_TM_CQE_REQ`).
     pub const FLAG_COMPLETION: u8 = 1 << 7;
     /// `software_count` is valid (`MLX5_SRQ_FLAG_TM_SW_CNT`).
     pub const FLAG_SOFTWARE_COUNT: u8 = 1 << 6;
@@ -45,7 +45,7 @@ wire! {
     /// The header with which a message for tag matching begins (`struct ibv_tmh`). When an entry
     /// of the list takes the message, the header is in bytes 0 to 15 of its CQE.
     pub struct TagHeader: 16 {
-        /// What follows, see the constants.
+        /// Kind of message, see the constants.
         0 => pub operation: u8,
         /// Zero.
         1 => pub reserved1: [u8; 3],
@@ -68,7 +68,8 @@ impl TagHeader {
 }
 
 wire! {
-    /// Where the data of a rendezvous is: the receiver reads it (`struct ibv_rvh`).
+    /// The data of a rendezvous, which the receiver reads from the sender's memory (`struct
+    /// ibv_rvh`).
     pub struct RendezvousHeader: 16 {
         /// Address in the sender's memory.
         0 => pub address: U64,
@@ -80,9 +81,9 @@ wire! {
 }
 
 wire! {
-    /// The first bytes of the CQE of a change of the list (`mlx5_tm_cqe`).
+    /// The first bytes of a CQE for a change of the list (`mlx5_tm_cqe`).
     pub struct TagReport: 16 {
-        /// [`TagReport::SUCCESS`], or 0: an entry to be removed is not in the list any more.
+        /// [`TagReport::SUCCESS`], or 0 if an entry to be removed is no longer in the list.
         0 => pub success: U32,
         /// Unexpected messages that the device has counted.
         4 => pub hardware_phase: U16,
@@ -104,34 +105,34 @@ impl Cqe {
 open_values! {
     /// What a CQE with [`Cqe::TAG_MATCHING`] reports, in [`Cqe::app_op`] (`MLX5_CQE_APP_OP_TM_*`).
     pub struct TagEvent {
-        /// An entry took a message whose data comes later.
+        /// A message matched an entry. Its data will follow.
         CONSUMED = 0x1 => "consumed",
-        /// The data of a message that an entry took has come.
+        /// The data of a message that matched an entry has arrived.
         EXPECTED = 0x2 => "expected",
-        /// No entry took the message: it is in a receive of the SRQ, with its header.
+        /// The message matched no entry. It is in a receive of the SRQ, with its header.
         UNEXPECTED = 0x3 => "unexpected",
-        /// A message without a tag: it is in a receive of the SRQ, with its header.
+        /// A message without a tag arrived. It is in a receive of the SRQ, with its header.
         NO_TAG = 0x4 => "no tag",
         /// An entry was appended.
         APPEND = 0x5 => "append",
-        /// An entry was to be removed.
+        /// The command to remove an entry was executed.
         REMOVE = 0x6 => "remove",
         /// The device was told the number of unexpected messages.
         NOOP = 0x7 => "noop",
-        /// An entry took a rendezvous that software has to go on with; its end comes later.
+        /// A rendezvous that software must continue matched an entry. Its end will follow.
         CONSUMED_SOFTWARE_RENDEZVOUS = 0x9 => "consumed, software rendezvous",
-        /// An entry took a message, and its data has come.
+        /// A message matched an entry, and its data has arrived.
         CONSUMED_MESSAGE = 0xa => "consumed with message",
-        /// An entry took a rendezvous that software has to go on with; its header has come.
+        /// A rendezvous that software must continue matched an entry, and its header has arrived.
         CONSUMED_MESSAGE_SOFTWARE_RENDEZVOUS = 0xb => "consumed with message, software rendezvous",
-        /// The data of a message that an entry took will not come.
+        /// The data of a message that matched an entry will not arrive.
         CANCELED = 0xc => "message completion canceled",
     }
 }
 
 impl TagEvent {
-    /// Whether the event is about an entry of the list: it took a message, or the message's data
-    /// has come or will not come. The entry is in [`Cqe::app_info`].
+    /// Whether the event is about an entry of the list: a message matched, or the message's data
+    /// has arrived or will not arrive. The entry is in [`Cqe::app_info`].
     pub const fn is_of_entry(self) -> bool {
         self.is_first_of_two() || self.is_last_of_entry()
     }
@@ -152,7 +153,7 @@ impl TagEvent {
         )
     }
 
-    /// Whether software has to go on with a rendezvous, or its data will not come.
+    /// Whether software must continue a rendezvous, or its data will not arrive.
     pub const fn is_rendezvous_incomplete(self) -> bool {
         matches!(
             self,
@@ -162,7 +163,7 @@ impl TagEvent {
         )
     }
 
-    /// Whether this reports a change of the list, which the command QP asked for.
+    /// Whether the event reports a change of the list by the command QP.
     pub const fn is_of_change(self) -> bool {
         matches!(self, Self::APPEND | Self::REMOVE | Self::NOOP)
     }

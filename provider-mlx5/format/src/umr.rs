@@ -1,5 +1,5 @@
-//! User-mode memory registration: what binds a memory window, invalidates a key, or builds an
-//! indirect key.
+//! User-mode memory registration: binds a memory window, invalidates a key, or sets up an indirect
+//! key.
 
 use super::{U16, U32, U64};
 
@@ -12,9 +12,8 @@ wire! {
         1 => pub reserved1: [u8; 3],
         /// Size of the translation entries in units of 16 bytes, a multiple of 4.
         4 => pub klm_octowords: U16,
-        /// Where in the key's translation the entries go (with
-        /// [`UmrControlSegment::FLAG_TRANSLATION_OFFSET`]), or the size of the signature structure
-        /// in units of 16 bytes.
+        /// With [`UmrControlSegment::FLAG_TRANSLATION_OFFSET`], the position of the entries in the
+        /// key's translation; else the size of the signature structure in units of 16 bytes.
         6 => pub translation_offset: U16,
         /// Which fields of the mkey context to update, see the `MASK_` constants.
         8 => pub mkey_mask: U64,
@@ -73,14 +72,14 @@ impl UmrControlSegment {
     /// The size field's value for `entries` translation entries of 16 bytes: whole groups of four.
     #[inline(always)]
     pub const fn octowords_for(entries: u16) -> u16 {
-        // What libmlx5 computes: entries rounded up to 8, halved. It differs from a plain count of
-        // octowords, and for the one entry of a window it gives 4, one 64-byte group.
+        // As libmlx5 computes it: entries rounded up to a multiple of 8, halved. This is not the
+        // number of octowords. For the one entry of a window it is 4.
         (entries.wrapping_add(7) & !7) / 2
     }
 }
 
 wire! {
-    /// The mkey context segment, 64 bytes: the new values of the fields that the mask names.
+    /// The mkey context segment, 64 bytes: the new values of the fields selected by the mask.
     pub struct MkeyContextSegment: 64 {
         /// [`MkeyContextSegment::FREE`] or zero.
         0 => pub free: u8,
@@ -116,7 +115,7 @@ wire! {
 }
 
 impl MkeyContextSegment {
-    /// The key is free: invalidated, to be bound again.
+    /// The key is free: it is invalid, and can be bound again.
     pub const FREE: u8 = 1 << 6;
     /// Local reads are allowed.
     pub const ACCESS_LOCAL_READ: u8 = 1 << 2;
@@ -128,7 +127,7 @@ impl MkeyContextSegment {
     pub const ACCESS_REMOTE_WRITE: u8 = 1 << 5;
     /// Remote atomics are allowed.
     pub const ACCESS_ATOMIC: u8 = 1 << 6;
-    /// The QP number that stands for any QP.
+    /// The QP number that means any QP.
     pub const ANY_QPN: u32 = 0xff_ffff;
 }
 
@@ -137,15 +136,15 @@ wire! {
     pub struct Klm: 16 {
         /// Length in bytes, up to 2^31.
         0 => pub byte_count: U32,
-        /// The key of that memory.
+        /// The other key.
         4 => pub mkey: U32,
-        /// Address in that key's space.
+        /// Address in the other key's space.
         8 => pub address: U64,
     }
 }
 
 wire! {
-    /// The head of an interleaved (strided) translation (`mlx5_wqe_umr_repeat_block_seg`).
+    /// The header of an interleaved (strided) translation (`mlx5_wqe_umr_repeat_block_seg`).
     pub struct RepeatBlock: 16 {
         /// Bytes per cycle over all entries.
         0 => pub byte_count: U32,

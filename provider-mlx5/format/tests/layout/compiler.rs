@@ -22,7 +22,7 @@ pub(crate) fn values<'a>(
 }
 
 fn compile(source: &str) -> Option<PathBuf> {
-    // One directory per test thread's source: tests run side by side.
+    // A directory per source, because tests run in parallel.
     let hash = source.bytes().fold(5381u64, |hash, byte| hash.wrapping_mul(33) ^ u64::from(byte));
     let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("layout-{hash:016x}"));
     std::fs::create_dir_all(&directory).expect("the target directory is writable");
@@ -38,7 +38,7 @@ fn compile(source: &str) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Says that a test is skipped, and why; fails where nothing may be missing.
+/// Prints that a test is skipped, and why. With `CI` set it fails.
 pub(crate) fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "CI is set, and {why}");
     eprintln!("skipped: {why}");

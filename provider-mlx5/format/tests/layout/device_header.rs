@@ -95,7 +95,7 @@ fn completions() {
     check(rows);
 }
 
-/// C's report is 20 bytes long, so its fields are compared where they are in a CQE.
+/// C's structure of the report has 20 bytes, so its fields are compared at their offsets in a CQE.
 #[test]
 fn headers_of_tag_matching() {
     check(structure!(TagHeader = "ibv_tmh" {

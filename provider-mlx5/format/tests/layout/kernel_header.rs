@@ -1,5 +1,5 @@
-//! The kernel's `include/linux/mlx5/{qp,device}.h`: what user space headers leave out or call
-//! reserved.
+//! The kernel's `include/linux/mlx5/{qp,device}.h`: definitions that user space headers lack or
+//! call reserved.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,8 +21,8 @@ typedef uint16_t __be16; typedef uint32_t __be32; typedef uint64_t __be64;
 #define struct_group(tag, ...) union { struct { __VA_ARGS__ }; struct { __VA_ARGS__ } tag; }
 ";
 
-/// The directory of the headers: `UVERBS_KERNEL_INCLUDE` (a directory that has `linux/mlx5` in it)
-/// or where Debian's linux-headers packages put them.
+/// The directory of the headers: `UVERBS_KERNEL_INCLUDE` (which contains `linux/mlx5`), or that of
+/// Debian's linux-headers packages.
 fn directory() -> Option<PathBuf> {
     let named = std::env::var_os("UVERBS_KERNEL_INCLUDE").map(PathBuf::from);
     let installed = fs::read_dir("/usr/src").into_iter().flatten().flatten();
@@ -173,7 +173,7 @@ fn events() {
         ec_function = "ec_function", function_id = "func_id", pages = "num_pages",
     }));
     rows.extend(structure!(CommandEvent = "mlx5_eqe_cmd" { vector = "vector" }));
-    // These two structures of the kernel end before the 28 bytes are full.
+    // These two structures of the kernel are shorter than 28 bytes.
     rows.extend(constants! {
         core::mem::offset_of!(CqErrorEvent, syndrome) => "offsetof(struct mlx5_eqe_cq_err, syndrome)",
         core::mem::offset_of!(PortEvent, port) => "offsetof(struct mlx5_eqe_port_state, port)",

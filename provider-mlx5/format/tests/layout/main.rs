@@ -1,17 +1,16 @@
-//! Compares sizes, offsets and constants with the C headers, through a C compiler.
+//! Compares sizes, offsets and constants with the C headers, using a C compiler.
 //!
-//! Two sources: `infiniband/mlx5dv.h` (Debian: libibverbs-dev), and for what only the kernel
-//! defines its `include/linux/mlx5/{qp,device}.h` (Debian: linux-headers-amd64). The kernel's
-//! headers do not compile outside of the kernel, so the structures in question are cut out of them
-//! by name.
+//! The headers are `infiniband/mlx5dv.h` (Debian: libibverbs-dev) and, for kernel definitions,
+//! `include/linux/mlx5/{qp,device}.h` (Debian: linux-headers-amd64). The kernel's headers do not
+//! compile outside of the kernel, so the test extracts single structures from them.
 //!
-//! Without a compiler or a header a test says so and passes; with `CI` set it fails.
+//! Without a compiler or a header a test prints this and passes; with `CI` set it fails.
 
 mod compiler;
 mod device_header;
 mod kernel_header;
 
-/// A number of ours, and the C expression that must have the same value.
+/// A number of this crate, and the C expression that must have the same value.
 struct Row {
     name: &'static str,
     ours: u64,
