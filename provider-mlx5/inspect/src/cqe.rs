@@ -9,8 +9,8 @@ use uverbs_mlx5::format::{
     self, CQE_SIZE, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, SignatureErrorCqe,
 };
 
-/// A CQE: 64 bytes in the layout that its opcode says, and the 64 before them in a queue of
-/// 128-byte CQEs.
+/// A CQE: 64 bytes in the layout of its opcode, and in a queue of 128-byte CQEs the 64 bytes before
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cqe {
     /// The lower half of a 128-byte CQE.
@@ -22,7 +22,7 @@ pub struct Cqe {
 /// The layouts of a CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CqeBody {
-    /// A completion, a resize marker, or nothing yet.
+    /// A completion, a resize marker, or an unwritten entry.
     Completion(format::Cqe),
     /// An error.
     Error(ErrorCqe),
@@ -31,7 +31,7 @@ pub enum CqeBody {
 }
 
 impl Cqe {
-    /// Reads a CQE of 64 bytes. [`Cqe::encode`] gives back the same bytes, whatever they are.
+    /// Reads a CQE of 64 bytes. [`Cqe::encode`] returns the same bytes, whatever they are.
     ///
     /// # Errors
     /// There are fewer than 64 bytes.
@@ -68,8 +68,8 @@ impl Cqe {
         }
     }
 
-    /// The data that is in the CQE instead of in the buffers of the WQE, as long as the byte
-    /// count says, or as there is space.
+    /// The received data that is in the CQE instead of in the buffers of the WQE: as many bytes as
+    /// the byte count specifies, or as the CQE has.
     pub fn inline_data(&self) -> Option<&[u8]> {
         let CqeBody::Completion(cqe) = &self.body else { return None };
         let place = match cqe.op_own.format() {
@@ -80,7 +80,7 @@ impl Cqe {
         Some(&place[..place.len().min(cqe.byte_count.get() as usize)])
     }
 
-    /// What the CQE tells, in sentences; for an error with its likely causes and what to check.
+    /// Describes the CQE in sentences; for an error with its likely causes and what to check.
     pub fn explain(&self) -> String {
         match &self.body {
             CqeBody::Completion(cqe) => explain_completion(cqe),

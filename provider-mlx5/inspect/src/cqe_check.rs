@@ -1,4 +1,4 @@
-//! What is illegal or suspicious about a CQE.
+//! Checks CQEs.
 
 use super::{Cqe, CqeBody, Finding};
 use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, ErrorCqe};
@@ -6,8 +6,8 @@ use uverbs_mlx5::format::{self, CqeFormat, CqeOpcode, ErrorCqe};
 impl Cqe {
     /// What is illegal or suspicious.
     ///
-    /// `lap` is the owner bit that the poller expects at the CQE's place, if it is known: the bit
-    /// of the consumer index above those that index the ring.
+    /// `lap` is the owner bit that the poller expects, if it is known: the bit of the consumer
+    /// index above those that index the ring.
     pub fn findings(&self, lap: Option<bool>) -> Vec<Finding> {
         let mut found = Vec::new();
         owner(self, lap, &mut found);

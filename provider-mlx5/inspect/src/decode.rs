@@ -9,14 +9,14 @@ use uverbs_mlx5::format::{
 };
 
 impl Wqe {
-    /// Reads the WQE at the start of `bytes`, as a queue of this service lays it out.
+    /// Reads the WQE at the start of `bytes`, in the layout of a queue of this service.
     ///
-    /// The control segment's `ds` tells where it ends. If the bytes end before, it decodes what is
-    /// there, and [`Wqe::findings`] reports it. Whatever the bytes are, [`Wqe::encode`] returns the
-    /// same bytes.
+    /// The control segment's `ds` is its size. If there are fewer bytes, it decodes these, and
+    /// [`Wqe::findings`] reports that the rest is missing. [`Wqe::encode`] returns the same bytes,
+    /// whatever they are.
     ///
     /// # Errors
-    /// There are fewer than the 16 bytes of a control segment.
+    /// There are fewer than 16 bytes, the size of a control segment.
     pub fn decode(bytes: &[u8], service: Service) -> Result<Self, TooShort> {
         let (control, rest) = ControlSegment::read_from_prefix(bytes)
             .map_err(|_| TooShort { needed: OCTOWORD, got: bytes.len() })?;
@@ -26,11 +26,11 @@ impl Wqe {
         Ok(Self { control, segments: reader.segments })
     }
 
-    /// Reads a WQE of an unknown queue: as the service with the fewest and least bad findings, ties
-    /// going to the more common one.
+    /// Reads a WQE of an unknown queue. Chooses the service with the fewest and least severe
+    /// findings; in a tie, the more common one.
     ///
     /// # Errors
-    /// There are not even the 16 bytes of a control segment.
+    /// There are fewer than 16 bytes, the size of a control segment.
     pub fn guess(bytes: &[u8]) -> Result<(Self, Service), TooShort> {
         let mut best = (Self::decode(bytes, Service::Rc)?, Service::Rc);
         let mut best_score = best.0.badness(Service::Rc);
@@ -53,8 +53,8 @@ impl Wqe {
     }
 }
 
-/// Takes segments off the front. An incomplete segment ends the reading (`None`); the rest of the
-/// bytes is kept raw.
+/// Reads segments from the front. Reading ends (`None`) at an incomplete segment; the remaining
+/// bytes become raw segments.
 struct Reader<'a> {
     left: &'a [u8],
     segments: Vec<Segment>,
@@ -63,7 +63,8 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn wqe(&mut self, control: &ControlSegment, service: Service) {
         let opcode = control.opcode();
-        // `None` only says that something was cut off; the rest is kept raw in any case.
+        // `None` only means that a segment is incomplete. The remaining bytes become raw segments
+        // in any case.
         let _ = match opcode {
             Opcode::UMR => self.umr(),
             Opcode::SET_PSV => self.take(Segment::SetPsv),
@@ -106,8 +107,7 @@ impl Reader<'_> {
             }
             (Opcode::ATOMIC_MASKED_FETCH_ADD, Some(4)) => self.take(Segment::MaskedFetchAdd32),
             (Opcode::ATOMIC_MASKED_FETCH_ADD, Some(8)) => self.take(Segment::MaskedFetchAdd64),
-            // Other operand sizes: nothing public defines their layout well enough to name the
-            // parts.
+            // Other operand sizes: the public sources do not define their layout well enough.
             _ if opcode.is_atomic() => None,
             _ => Some(()),
         }
@@ -150,7 +150,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Translation entries until `behind` bytes are left.
+    /// Reads translation entries until `behind` bytes are left.
     fn translation(&mut self, behind: usize) -> Option<()> {
         if let Some(entries) = self.repeat_entries() {
             self.take(Segment::Repeat)?;
@@ -164,8 +164,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// The number of entries if an interleaved translation starts here: its operation is where a
-    /// plain entry has its key.
+    /// The number of entries if an interleaved translation starts here, which its operation shows:
+    /// it is at the offset of a plain entry's key.
     fn repeat_entries(&self) -> Option<usize> {
         let (head, rest) = RepeatBlock::read_from_prefix(self.left).ok()?;
         let entries = usize::from(head.entries.get());

@@ -1,15 +1,15 @@
-//! What is illegal or suspicious about the WQEs that drivers post on behalf of a verb: new values
-//! of signature variables, and changes of a tag list.
+//! Checks the WQEs that only drivers post: new values of signature variables, and changes of a tag
+//! list.
 //!
-//! The rules are what `mlx5_umr_set_psv`, `set_tm_seg` and `mlx5_post_srq_ops`
-//! (`providers/mlx5/qp.c` of rdma-core) and `set_psv_wr` (`drivers/infiniband/hw/mlx5/wr.c` of
-//! Linux) write, and what they never do.
+//! The rules are derived from `mlx5_umr_set_psv`, `set_tm_seg` and `mlx5_post_srq_ops`
+//! (`providers/mlx5/qp.c` of rdma-core) and from `set_psv_wr` (`drivers/infiniband/hw/mlx5/wr.c` of
+//! Linux).
 
 use super::wqe_check::reserved;
 use super::{Finding, Segment, Wqe};
 use uverbs_mlx5::format::{DataSegment, Opcode, SetPsvSegment, TagMatchingSegment};
 
-/// The largest number of a PSV: a signature structure has 24 bits for it.
+/// The largest number of a PSV: a signature segment has 24 bits for it.
 const LAST_PSV: u32 = 0xff_ffff;
 
 pub(super) fn set_psv(offset: usize, psv: &SetPsvSegment, found: &mut Vec<Finding>) {
@@ -76,7 +76,7 @@ pub(super) fn tag_buffer(wqe: &Wqe, found: &mut Vec<Finding>) {
     }
 }
 
-/// Whether this is the terminator that stands for the empty buffer of a tag-list entry.
+/// Whether this is the terminator that represents an empty buffer of a tag-list entry.
 pub(super) fn ends_with_terminator(opcode: Opcode, data: &DataSegment) -> bool {
     opcode == Opcode::TAG_MATCHING && data.is_terminator()
 }

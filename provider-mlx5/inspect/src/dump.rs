@@ -1,7 +1,6 @@
-//! Dumps of memory as people have them: plain hex, `xxd`, `hexdump`, `od`, `gdb`'s `x` command,
-//! driver logs.
+//! Reads dumps of memory: plain hex, `xxd`, `hexdump`, `od`, `gdb`'s `x` command, driver logs.
 
-/// Why a text is not a dump.
+/// Why a text cannot be read as a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DumpError {
     /// There are no hex digits.
@@ -25,13 +24,15 @@ pub enum DumpError {
 
 /// Reads the bytes of a dump.
 ///
-/// Understood per line: hex digits with or without spaces, `0x` before a word, `:` or `,` between
-/// bytes; an address with a colon in front (`xxd`, `gdb`, kernel logs, their time stamps too),
-/// eight digits and two spaces in front (`hexdump -C`), or six or seven digits without a colon (`od
-/// -t x1`, `hexdump`); a text column behind two spaces or a bar; the C lines around `xxd -i`.
-/// `gdb`'s `x/16xw` prints words in the machine's byte order: words after `0x` are therefore
-/// reversed on request (`words_are_little_endian`), words without are bytes in order of address,
-/// except for the 16-bit words of `hexdump` without options, which are a little-endian machine's.
+/// A line may contain hex digits with or without spaces, `0x` before a word, and `:` or `,` between
+/// bytes. In front there may be an address with a colon (`xxd`, `gdb`, kernel logs, also with time
+/// stamps), eight digits and two spaces (`hexdump -C`), or six or seven digits without a colon (`od
+/// -t x1`, `hexdump`). A text column after two spaces or a bar is ignored, and so are the lines of
+/// C that `xxd -i` prints.
+///
+/// Words without `0x` are bytes in order of address, except for the 16-bit words of `hexdump`
+/// without options, which are little-endian. `gdb`'s `x/16xw` prints words in the machine's byte
+/// order: with `words_are_little_endian`, the bytes of words after `0x` are reversed.
 ///
 /// # Errors
 /// See [`DumpError`].
@@ -44,13 +45,12 @@ pub fn parse_dump(text: &str, words_are_little_endian: bool) -> Result<Vec<u8>, 
     if bytes.is_empty() { Err(DumpError::Empty) } else { Ok(bytes) }
 }
 
-/// Reads a dump line by line, so that it needs memory for one line only. [`parse_dump`] lists the
-/// formats.
+/// Reads a dump line by line, with memory for one line only. [`parse_dump`] lists the formats.
 #[derive(Clone, Debug, Default)]
 pub struct DumpLines {
-    /// Lines so far.
+    /// Lines read so far.
     lines: usize,
-    /// Digits of the offset of the line before, if it had one of `od` or `hexdump`.
+    /// Digits of the offset in the previous line, if it had one of `od` or `hexdump`; else 0.
     offset_digits: usize,
 }
 
@@ -76,8 +76,8 @@ impl DumpLines {
         parsed.ok_or_else(|| dump_error(line, self.lines))
     }
 
-    /// The bytes of further words of the last line, for lines so long that they are read in parts.
-    /// These words have neither an address before them nor a text column after them.
+    /// The bytes of further words of the last line, for lines that are too long to be read at once.
+    /// They have no address before them and no text column after them.
     ///
     /// # Errors
     /// As for [`DumpLines::line`].
@@ -100,14 +100,15 @@ fn is_hex(character: char) -> bool {
     character.is_ascii_hexdigit()
 }
 
-/// Cuts off the `[12.345678]` that kernel logs start with.
+/// Removes the time stamp (`[12.345678]`) at the start of a line of a kernel log.
 fn without_time(line: &str) -> &str {
     let time = line.strip_prefix('[').and_then(|line| line.split_once(']'));
     time.map_or(line, |(_, rest)| rest.trim_start())
 }
 
 /// The rest of an `od` or `hexdump` line after its offset, which has seven digits, or six before
-/// single bytes. The last line is only an offset, recognised by those of the lines before.
+/// single bytes. The last line is only an offset, with as many digits as those of the previous
+/// lines.
 fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
     let (offset, rest) = line.split_once(' ').unwrap_or((line, ""));
     let is_offset = offset.chars().all(is_hex);
@@ -121,7 +122,7 @@ fn offset_line(line: &str, digits_before: usize) -> Option<&str> {
     (is_offset && fits).then_some(rest)
 }
 
-/// The bytes of words that are single bytes, or 16-bit words of a little-endian machine.
+/// The bytes of words that are all single bytes, or all little-endian 16-bit words.
 fn parse_words(words: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for word in words.split_ascii_whitespace() {
@@ -159,7 +160,7 @@ fn digits(word: &str) -> Option<&str> {
     word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
 }
 
-/// What is wrong with a line that cannot be read.
+/// The error of a line that cannot be read.
 fn dump_error(text: &str, line: usize) -> DumpError {
     let mut lengths = words(text).map(|word| {
         let digits = digits(word).unwrap_or(word);
@@ -180,7 +181,7 @@ fn parse_word(word: &str, reversed: bool) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Cuts off the address in front of the bytes and the text after them.
+/// Removes the address in front of the bytes and the text after them.
 fn byte_column(line: &str) -> &str {
     if let Some((bytes, _)) = line.split_once('|') {
         // hexdump -C: eight digits and two spaces in front.
@@ -270,7 +271,7 @@ mod tests {
         ] {
             assert_eq!(parse_dump(text, false), expected, "{text}");
         }
-        // One word of six digits is three bytes: it is an offset only if other words follow.
+        // A single word of six digits is three bytes. It is an offset only if other words follow.
         assert_eq!(parse_dump("00000a", false), Ok(vec![0, 0, 10]));
     }
 
@@ -278,7 +279,7 @@ mod tests {
     fn a_long_line_can_be_read_in_parts() {
         let mut lines = DumpLines::default();
         assert_eq!(lines.line("00 01", false), Ok(vec![0, 1]));
-        // Not an offset of hexdump and two bytes, as at the start of a line.
+        // At the start of a line this would be an offset of hexdump and two bytes.
         assert_eq!(lines.more_of_line(" 0a0b0c 0d 0e", false), Ok(vec![10, 11, 12, 13, 14]));
         assert_eq!(lines.more_of_line("0x0100,", true), Ok(vec![0, 1]));
         assert_eq!(

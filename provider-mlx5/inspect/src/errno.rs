@@ -1,4 +1,4 @@
-//! Refusals as the numbers that `ibv_post_send` and `ibv_post_recv` return.
+//! Refusals as the error numbers that `ibv_post_send` and `ibv_post_recv` return.
 
 use uverbs_mlx5::request::PostError;
 
@@ -8,9 +8,9 @@ const EOPNOTSUPP: i32 = 95;
 
 /// The errno of a refused send request.
 ///
-/// If libmlx5 refuses the request, too, the number is libmlx5's: ENOMEM for a full queue, too many
+/// The same as libmlx5's, if libmlx5 refuses the request: ENOMEM for a full queue, too many
 /// entries, inline data that is too long, and a QP before RTS; EOPNOTSUPP for a window of more than
-/// 2 GiB. Requests that only this crate refuses are EINVAL.
+/// 2 GiB. EINVAL for requests that only this crate refuses.
 pub const fn send_errno(error: PostError) -> i32 {
     match error {
         PostError::Full

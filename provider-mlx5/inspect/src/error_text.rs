@@ -1,10 +1,10 @@
-//! Error CQEs in words: what the syndrome means, what usually causes it, what to check.
+//! Explains error CQEs: the meaning of the syndrome, its usual causes, and what to check.
 
 use core::fmt;
 
 use uverbs_mlx5::format::{CqeOpcode, ErrorCqe, Syndrome, VendorSyndrome};
 
-/// What an error CQE means.
+/// The explanation of an error CQE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorText {
     /// Which WQE failed.
@@ -15,12 +15,12 @@ pub struct ErrorText {
     pub causes: &'static [&'static str],
     /// What to check.
     pub checks: &'static [&'static str],
-    /// What is publicly known of the vendor syndrome.
+    /// What is publicly known about the vendor syndrome.
     pub vendor: String,
 }
 
 impl ErrorText {
-    /// The text for this error CQE.
+    /// Explains this error CQE.
     pub fn of(cqe: &ErrorCqe) -> Self {
         let what = if cqe.op_own.opcode() == CqeOpcode::REQUESTER_ERROR {
             format!(

@@ -1,4 +1,4 @@
-//! What the NIC would do with a WQE.
+//! Explains what the NIC would do with a WQE.
 
 use super::{Segment, Service, Wqe};
 use uverbs_mlx5::format::{
@@ -6,9 +6,9 @@ use uverbs_mlx5::format::{
 };
 
 impl Wqe {
-    /// What a NIC would do with it on a queue of this service, in sentences.
+    /// Describes in sentences what a NIC would do with the WQE on a queue of this service.
     ///
-    /// It assumes that the WQE is legal; [`Wqe::findings`] says what is wrong with it.
+    /// The text assumes that the WQE is legal; [`Wqe::findings`] checks this.
     pub fn explain(&self, service: Service) -> String {
         let parts = [
             self.explain_fence(),

@@ -1,13 +1,13 @@
-//! What is wrong with a WQE or a CQE, in words.
+//! Findings about a WQE or a CQE.
 
 use core::fmt;
 
 /// How bad a [`Finding`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Legal, but rarely meant.
+    /// Legal, but rarely intended.
     Suspicious,
-    /// The device refuses it, or does something else than what was meant.
+    /// The device refuses it, or does something that was not intended.
     Illegal,
 }
 

@@ -1,9 +1,9 @@
-//! Work-queue entries as values, which can be decoded, shown, checked, explained and encoded.
+//! Decodes, shows, checks, explains and encodes work queue and completion queue entries.
 //!
-//! This crate is for people who read dumps, write tests or fuzz: it allocates and formats freely,
-//! and no queue uses it. A WQE decodes into a [`Wqe`], a list of segments; a CQE into
-//! a [`Cqe`]. Both are lossless: encoding what was decoded gives back the same bytes, legal or not.
-//! What is illegal or suspicious about them is a list of [`Finding`]s in words.
+//! This crate is for reading dumps, for tests and for fuzzing. It allocates and formats freely; the
+//! queues do not use it. A WQE is decoded into a [`Wqe`], a list of segments, and a CQE into a
+//! [`Cqe`]. Both are lossless: encoding them again gives the same bytes, legal or not. A check
+//! returns what is illegal or suspicious as a list of [`Finding`]s.
 //!
 //! ```
 //! use uverbs_mlx5_inspect::{Service, Wqe};

@@ -1,4 +1,4 @@
-//! Ordinary memory instead of memory that a device would share.
+//! Ordinary memory in place of memory shared with a device.
 
 #![allow(unsafe_code)]
 
@@ -8,11 +8,11 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use uverbs_mlx5::format::{BLUEFLAME_REGISTER_SIZE, WQEBB_SIZE};
 use uverbs_mlx5::memory::DmaMemory;
 
-/// Memory aligned as a queue or a doorbell register wants it, reached through raw pointers only.
+/// Memory with the alignment of a queue or a doorbell register, accessed only through raw pointers.
 pub(super) struct Memory(NonNull<u8>, usize);
 
 impl Memory {
-    /// At least `bytes` bytes, and one block.
+    /// At least `bytes` bytes and at least one block, filled with `fill`.
     pub(super) fn new(bytes: usize, fill: u8) -> Self {
         let length = bytes.max(1).next_multiple_of(WQEBB_SIZE);
         let layout = layout(length);
@@ -56,7 +56,7 @@ impl Memory {
         array
     }
 
-    /// `count` entries from counter `from` of a ring of `entries`, as if it did not end.
+    /// `count` entries from counter `from` of a ring of `entries`, wrapping at its end.
     pub(super) fn wrapped(&self, from: u32, count: u32, entries: u32, size: usize) -> Vec<u8> {
         let slots = (0..count).map(|index| from.wrapping_add(index) & (entries - 1));
         slots.flat_map(|slot| self.bytes(slot as usize * size, size)).collect()

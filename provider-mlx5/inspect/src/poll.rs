@@ -1,4 +1,4 @@
-//! CQEs to completions, through the real poller.
+//! Converts CQEs to completions, with the real poller.
 
 #![allow(unsafe_code)]
 
@@ -16,14 +16,14 @@ use uverbs_mlx5::mmio::ArmRegister;
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::request::Immediate;
 
-/// What a verbs program sees of a CQE: the fields of `struct ibv_wc`. A field is `None` if the CQE
-/// does not have it, or if libmlx5 does not set it for this kind of completion.
+/// A completion with the fields of `struct ibv_wc`. A field is `None` if the CQE does not have it,
+/// or if libmlx5 does not set it for this kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
     /// How the request ended.
     pub status: Status,
-    /// What completed, numbered as in `enum ibv_wc_opcode`. Not told for errors, nor for UMR and
-    /// NOP, whose meaning only the poster knows.
+    /// What completed, numbered as in `enum ibv_wc_opcode`. `None` for errors, and for UMR and NOP,
+    /// whose meaning only the poster knows.
     pub opcode: Option<u32>,
     /// Bytes received, read, or returned.
     pub byte_len: Option<u32>,
@@ -43,7 +43,7 @@ pub struct Polled {
     pub slid: Option<u16>,
     /// Service level.
     pub sl: Option<u8>,
-    /// P_Key index: the low half of the word that can also have immediate data.
+    /// P_Key index: the low half of the word that can also be immediate data.
     pub pkey_index: Option<u16>,
     /// Path bits of the destination LID.
     pub dlid_path_bits: Option<u8>,
@@ -53,12 +53,12 @@ const WITH_GRH: u32 = 1;
 const WITH_IMMEDIATE: u32 = 2;
 const WITH_INVALIDATE: u32 = 8;
 
-/// The completion that a poller returns for a CQE. `None` if it completes no work request: it is
-/// not written yet, a resize marker, the title of a compressed session, or inline data in the CQE
-/// before.
+/// The completion that a poller returns for a CQE. `None` if the CQE completes no work request: it
+/// is unwritten, a resize marker, or the title of a compressed session, or it has its inline data
+/// in the CQE before.
 ///
-/// The CQE goes into a [`CompletionQueue`] of one entry, on a queue pair without rings, so that
-/// data inside the CQE stays there.
+/// The CQE is polled from a [`CompletionQueue`] of one entry, for a queue pair without rings, so
+/// that data inside the CQE is not copied to buffers.
 pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     let op_own = cqe.op_own();
     if op_own.format() == CqeFormat::COMPRESSED || op_own.opcode() == CqeOpcode::RESIZE {
@@ -91,14 +91,14 @@ pub fn poll_cqe(cqe: &Cqe) -> Option<Polled> {
     ring.write(0, &bytes);
     let at = length - CQE_SIZE + offset_of!(uverbs_mlx5::format::Cqe, wqe_counter);
     let counter = bytes.get(at..).and_then(|rest| rest.first_chunk())?;
-    // SAFETY: the queue pair has no queues, so the completion is of no request whose memory is
-    // in use; only this thread has the queue.
+    // SAFETY: the queue pair has no queues, so no memory of a request is in use; only this thread
+    // has the queue.
     unsafe { handle.state().expect(u16::from_be_bytes(*counter)) };
     let completion = queue.poll().ok()?;
     Some(polled(&completion))
 }
 
-/// The CQE's bytes with the user index of our queue, and the owner bit of the first lap.
+/// The CQE's bytes with the queue pair's user index, and the owner bit of the first lap.
 fn for_this_queue(cqe: &Cqe, user_index: u32) -> Vec<u8> {
     let mut cqe = cqe.clone();
     let index = |old: U32| U32::new(old.get() & !0xff_ffff | user_index);

@@ -1,7 +1,7 @@
-//! Work requests to ring bytes, through the real queues.
+//! Converts work requests to ring bytes, with the real queues.
 //!
-//! A queue and its doorbell register are in ordinary memory. The queue starts at a given counter,
-//! and requests are posted to it. The result is what a program would have handed to the device.
+//! A queue and its doorbell register are in ordinary memory. The queue starts at a given counter.
+//! The result of posting requests to it are the bytes that a device would get.
 
 #![allow(unsafe_code)]
 
@@ -31,9 +31,9 @@ pub struct SendQueueSpec {
     pub number: u32,
     /// Blocks of 64 bytes in the ring, a power of two, 2^15 at most.
     pub blocks: u32,
-    /// The queue's counter before; all before it has completed.
+    /// The queue's counter at the start; all earlier requests have completed.
     pub start: u32,
-    /// Whether the request before changed a memory key, so that the next one waits for it.
+    /// Whether the previous request changed a memory key, so that the next one waits for it.
     pub small_fence: bool,
     /// Whether every request generates a completion.
     pub signal_all: bool,
@@ -41,24 +41,24 @@ pub struct SendQueueSpec {
     pub max_sge: u32,
     /// Most bytes of inline data per request.
     pub max_inline: u32,
-    /// Raw Ethernet: header bytes that the device wants in the WQE, 0 or 18.
+    /// Raw Ethernet: header bytes that the device requires in the WQE, 0 or 18.
     pub min_inline_header: u8,
 }
 
 /// A buffer of a work request's data.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Buffer<'a> {
-    /// Where it is, how long, and under which key. Nothing is read there.
+    /// Address, length and key. The memory is not read.
     pub sge: Sge,
-    /// Its bytes that are copied into the WQE: all of them if the data is inline, the first 18 of
-    /// the packet on a queue that wants the headers in the WQE.
+    /// The bytes to copy into the WQE: all of them if the data is inline; the first 18 of the
+    /// packet on a queue that requires headers in the WQE.
     pub bytes: &'a [u8],
 }
 
 /// A work request.
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
-    /// What to do.
+    /// The operation.
     pub operation: RunTimeOperation<'a>,
     /// Its destination.
     pub destination: RunTimeDestination<'a>,
@@ -73,7 +73,7 @@ pub struct Work<'a> {
 /// The result of posting a list of work requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Posted {
-    /// The request that was refused, and why. Those before it were posted.
+    /// The request that was refused, and why. The requests before it were posted.
     pub refused: Option<ListError>,
     /// The WQEs, in order.
     pub wqes: Vec<PostedWqe>,
@@ -90,23 +90,24 @@ pub struct Posted {
 pub struct PostedWqe {
     /// Its first block, or its entry.
     pub slot: u32,
-    /// Its bytes: whole blocks, or a whole entry, as if the ring did not end.
+    /// Its bytes: whole blocks, or a whole entry. A WQE that wraps in the ring is in one piece
+    /// here.
     pub bytes: Vec<u8>,
 }
 
-/// Why nothing can be posted at all.
+/// Why a queue cannot be set up, or a list of requests cannot be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// The queue's memory and limits contradict each other.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// A request copies its data, but the data is missing.
+    /// The data of a request must be copied, but is not given.
     #[error("request {index} copies data into the WQE, but its bytes are not given")]
     NoBytes {
         /// Index of the request.
         index: usize,
     },
-    /// The queue is larger than this tool makes one.
+    /// The queue is larger than supported here.
     #[error("a ring has at most 32768 entries, a receive WQE at most 512 bytes")]
     TooLarge,
 }
@@ -116,7 +117,7 @@ pub enum SpecError {
 /// # Errors
 /// See [`SpecError`]. A request that the queue refuses is not an error: see [`Posted::refused`].
 pub fn post_sends(spec: &SendQueueSpec, works: &[Work<'_>]) -> Result<Posted, SpecError> {
-    // Posts twice, over differently filled memory: bytes that are the same afterwards were stored.
+    // Post twice, into differently filled memory: bytes that are the same afterwards were stored.
     let zeros = run(spec, works, 0)?;
     let ones = run(spec, works, !0)?;
     Ok(Posted { mmio: stored(&zeros.register, &ones.register), ..zeros.posted })
@@ -124,7 +125,7 @@ pub fn post_sends(spec: &SendQueueSpec, works: &[Work<'_>]) -> Result<Posted, Sp
 
 type RegisterBytes = [u8; BLUEFLAME_REGISTER_SIZE];
 
-/// Contents after posting into a ring and a register that were filled with one byte.
+/// Contents of a ring and a register after posting. Both were filled with one byte value before.
 struct Run {
     posted: Posted,
     register: RegisterBytes,
@@ -223,11 +224,11 @@ fn post_all<T: Transport>(
     Ok((None, ends))
 }
 
-/// A work request whose entries lead to the bytes that will be copied.
+/// A work request whose entries refer to the bytes that will be copied.
 struct Prepared<'a> {
     work: Work<'a>,
     data: Vec<Sge>,
-    /// A packet's headers, where the data itself stays in memory.
+    /// A packet's headers, if the data itself stays in memory.
     header: Option<[u8; ETH_INLINE_L2]>,
 }
 
@@ -271,12 +272,12 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Entries that name the buffers' own bytes. `None` if they are not all there.
+/// Entries that refer to the buffers' `bytes`. `None` if bytes are missing.
 fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
     let entry = |buffer: &Buffer<'_>| {
         let there = buffer.bytes.len() == buffer.sge.length() as usize;
-        // A length that exceeds all inline data is refused before a byte is read. A header is read
-        // before that.
+        // A length above the limit of inline data is refused before any byte is read. Headers,
+        // however, are read first.
         let refused =
             buffer.sge.length() > uverbs_mlx5::format::INLINE_LENGTH_MASK && !header_inline;
         let address = buffer.bytes.as_ptr().expose_provenance() as u64;
@@ -287,8 +288,8 @@ fn own_bytes(buffers: &[Buffer<'_>], header_inline: bool) -> Option<Vec<Sge>> {
 
 type Cut = (Option<[u8; ETH_INLINE_L2]>, Vec<Sge>);
 
-/// Takes the first 18 bytes off the buffers. Data that is shorter leaves no header and empty
-/// entries, for the queue to refuse.
+/// Removes the first 18 bytes from the buffers. Shorter data results in no header and empty
+/// entries, which the queue refuses.
 fn cut_header(buffers: &[Buffer<'_>]) -> Option<Cut> {
     let mut header = Vec::new();
     let mut rest = Vec::new();
@@ -303,11 +304,12 @@ fn cut_header(buffers: &[Buffer<'_>]) -> Option<Cut> {
     }
 }
 
-/// The queues of all calls: filling a table of its own would take longer than the rest of a call.
+/// The table for the queues of all calls. A new table in each call would take longer than the rest
+/// of the call.
 pub(super) static TABLE: LazyLock<UserIndexTable> = LazyLock::new(UserIndexTable::new);
 
 pub(super) fn handle(shape: Shape) -> Result<QueueHandle, SpecError> {
-    // A queue leaves the table when its call ends, so there is an index left.
+    // A queue leaves the table at the end of its call, so an index is free.
     let handle = TABLE.register(shape, &[], None, 0);
     let handle = handle.map_err(|_| SpecError::TooLarge)?;
     handle.set_state(QpState::Rts);
@@ -355,13 +357,13 @@ mod tests {
         }
     }
 
-    /// Lengths of the buffers, and whether they are inline.
+    /// For each request the lengths of the buffers, and whether they are inline.
     fn shapes() -> impl Strategy<Value = Vec<(Vec<u32>, bool)>> {
         let lengths = prop::collection::vec(0u32..100, 0..8);
         prop::collection::vec((lengths, any::<bool>()), 1..8)
     }
 
-    /// Runs writes of these shapes on a queue filled with `fill` before.
+    /// Posts writes of these shapes to a queue that was filled with `fill` before.
     fn run_shapes(start: u32, shapes: &[(Vec<u32>, bool)], fill: u8) -> Run {
         const DATA: [u8; 100] = [0x5a; 100];
         let buffer = |length: &u32| Buffer {
@@ -384,7 +386,7 @@ mod tests {
         run(&spec(start), &works, fill).expect("the queue can be made")
     }
 
-    /// Bytes of a WQE that the device reads: inline data ends where its segment says.
+    /// Number of bytes of a WQE that the device reads, without padding after inline data.
     fn meant(wqe: &PostedWqe, (lengths, inline): &(Vec<u32>, bool)) -> usize {
         let data = lengths.iter().sum::<u32>() as usize;
         match *inline && data > 0 {
@@ -394,8 +396,8 @@ mod tests {
     }
 
     proptest! {
-        /// In two differently filled rings the bytes that the device reads are the same, so all of
-        /// them were written. Bytes outside of the posted blocks did not change.
+        /// In two differently filled rings the bytes that the device reads are equal, so all of
+        /// them were written. Bytes outside of the posted blocks are unchanged.
         #[test]
         fn exactly_the_slots_are_written(start in any::<u32>(), shapes in shapes()) {
             let (mut zeros, mut ones) = (run_shapes(start, &shapes, 0), run_shapes(start, &shapes, !0));
@@ -420,7 +422,8 @@ mod tests {
             }
         }
 
-        /// The end of the ring changes only the index in the control segment.
+        /// WQEs that wrap at the ring's end differ from others only in the index in the control
+        /// segment.
         #[test]
         fn wrapped_is_unwrapped_rotated(start in any::<u32>(), shapes in shapes()) {
             let straight = run_shapes(0, &shapes, 0).posted;

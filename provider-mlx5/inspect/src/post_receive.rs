@@ -1,4 +1,4 @@
-//! Receive requests to ring bytes, through the real queues; see `post.rs`.
+//! Converts receive requests to ring bytes, with the real queues; see `post.rs`.
 
 #![allow(unsafe_code)]
 
@@ -18,17 +18,17 @@ pub struct RecvQueueSpec {
     pub entries: u32,
     /// Bytes per entry, a power of two from 16 to 512.
     pub stride: u32,
-    /// The queue's counter before; all before it has completed.
+    /// The queue's counter at the start; all earlier requests have completed.
     pub start: u32,
-    /// Whether many frames share an entry: its buffers follow 16 bytes that are zero (`struct
+    /// Whether many frames share an entry. Its buffers then follow 16 zero bytes (`struct
     /// mlx5_wqe_srq_next_seg`).
     pub striding: bool,
 }
 
-/// A shared receive queue to post to: a new one, whose entries are taken in order.
+/// A new shared receive queue to post to. Its entries are used in order.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRecvQueueSpec {
-    /// Entries, a power of two from 2 to 2^15; one always stays free.
+    /// Entries, a power of two from 2 to 2^15. One of them is never used.
     pub entries: u32,
     /// Bytes per entry, a power of two from 32 to 512.
     pub stride: u32,
@@ -61,8 +61,8 @@ pub fn post_receives(spec: &RecvQueueSpec, lists: &[&[Sge]]) -> Result<Posted, S
     Ok(Posted { refused, wqes, end, doorbell_record: record.array(), mmio: Vec::new() })
 }
 
-/// Posts receives to a shared receive queue, each a scatter list. The WQEs are linked as the device
-/// will follow them.
+/// Posts receives to a shared receive queue, each a scatter list. The WQEs are linked in the order
+/// in which the device uses them.
 ///
 /// # Errors
 /// See [`SpecError`]. A request that the queue refuses is not an error: see [`Posted::refused`].
@@ -94,7 +94,7 @@ fn memory(entries: u32, stride: u32) -> Result<(Memory, Memory), SpecError> {
     Ok((Memory::new((entries * stride) as usize, 0), Memory::new(WQEBB_SIZE, 0)))
 }
 
-/// Posts one after the other, up to the first that is refused.
+/// Posts the lists one after the other, up to the first that is refused.
 fn post_all(
     lists: &[&[Sge]],
     mut post: impl FnMut(&[Sge]) -> Result<(), PostError>,

@@ -10,15 +10,15 @@ use uverbs_mlx5::format::{DataSegment, INLINE_FLAG, OCTOWORD, SrqNextSegment};
 /// A WQE of a receive queue or shared receive queue: a scatter list as long as the queue's stride.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiveWqe {
-    /// The link that a shared receive queue's (or a linked striding queue's) WQE starts with.
+    /// The link at the start of a WQE of a shared receive queue, or of a linked striding queue.
     pub next: Option<SrqNextSegment>,
-    /// The scatter entries, the terminator and what follows it included.
+    /// The scatter entries, including the terminator and what follows it.
     pub entries: Vec<DataSegment>,
 }
 
 impl ReceiveWqe {
-    /// A receive queue's WQE of `stride` bytes: the entries, then, if they do not fill it, a
-    /// terminator and zeros. Entries that do not fit are left out.
+    /// A receive queue's WQE of `stride` bytes: the entries, followed by a terminator and zeros if
+    /// there is space. Entries that do not fit are left out.
     pub fn new(entries: &[DataSegment], stride: usize) -> Self {
         Self { next: None, entries: filled(entries, stride / OCTOWORD) }
     }
@@ -29,10 +29,10 @@ impl ReceiveWqe {
         Self { next: Some(SrqNextSegment::new(next)), entries: filled(entries, places) }
     }
 
-    /// Reads one WQE: all of `bytes`, whole units of 16.
+    /// Reads one WQE from `bytes`, in whole units of 16 bytes.
     ///
     /// # Errors
-    /// There is not even one unit (two on a shared queue).
+    /// There is less than one unit, or less than two for a shared queue.
     pub fn decode(bytes: &[u8], shared: bool) -> Result<Self, TooShort> {
         let needed = if shared { 2 * OCTOWORD } else { OCTOWORD };
         let short = TooShort { needed, got: bytes.len() };
@@ -66,11 +66,11 @@ impl ReceiveWqe {
         &self.entries[..end.unwrap_or(self.entries.len())]
     }
 
-    /// What a NIC would do with it, in sentences. It assumes that the WQE is legal;
-    /// [`ReceiveWqe::findings`] says what is wrong with it.
+    /// Describes in sentences what a NIC would do with the WQE. The text assumes that the WQE is
+    /// legal; [`ReceiveWqe::findings`] checks this.
     pub fn explain(&self) -> String {
         let list = self.list();
-        // The device takes a count of 0 for 2 GiB.
+        // For the device a count of 0 means 2 GiB.
         let bytes = |data: &DataSegment| match data.byte_count.get() {
             0 => 1 << 31,
             count => u64::from(count),

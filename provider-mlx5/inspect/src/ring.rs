@@ -1,29 +1,29 @@
-//! A whole send queue, as it is in memory.
+//! Decodes a whole send queue.
 
 use super::{Finding, Service, Wqe};
 use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 
-/// One WQE of a ring, with its place.
+/// One WQE of a ring, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingEntry {
-    /// First 64-byte block that it takes.
+    /// Its first 64-byte block.
     pub slot: usize,
-    /// The WQE; its `ds` counted from the ring, wrapped where the ring ends.
+    /// The WQE. If it wraps at the ring's end, the segments are in one piece here.
     pub wqe: Wqe,
-    /// What is wrong with it, including its place.
+    /// Findings about the WQE and about its position.
     pub findings: Vec<Finding>,
 }
 
-/// Decodes a dump of a send queue: block by block, each WQE as long as it says.
+/// Decodes a dump of a send queue. The `ds` of each WQE determines where the next one starts.
 ///
-/// A block whose WQE index does not belong to its slot is not the start of a WQE posted here: it is
-/// reported and the next block is tried. With `blocks` unknown (a dump of a part of a ring) pass
-/// `None`, and indices are only checked against each other.
+/// A block whose WQE index does not match its slot is not the start of a WQE: it is reported, and
+/// decoding continues at the next block. `blocks` is the size of the ring; pass `None` if it is
+/// unknown, as for a dump of a part of a ring. Indices are then only checked against each other.
 ///
-/// Bytes beyond whole blocks of 64 are taken as a last, shorter WQE if there are at least 16.
+/// Bytes after the last whole block of 64 are decoded as a shorter WQE if there are at least 16.
 pub fn decode_ring(bytes: &[u8], blocks: Option<usize>, service: Service) -> Vec<RingEntry> {
     let mut walk = RingWalk::new(blocks, service);
-    // A whole ring continues at its start, a part of one ends where it ends.
+    // The last WQE of a whole ring may continue at its start.
     let is_whole = blocks.is_some_and(|blocks| blocks * WQEBB_SIZE == bytes.len());
     let start = if is_whole { &bytes[..bytes.len().min(LONGEST_WQE)] } else { &[] };
     let mut entries = Vec::new();
@@ -41,7 +41,7 @@ pub fn decode_ring(bytes: &[u8], blocks: Option<usize>, service: Service) -> Vec
 /// Bytes of the longest WQE, in whole blocks: `ds` has six bits.
 pub const LONGEST_WQE: usize = (0x3f * OCTOWORD).next_multiple_of(WQEBB_SIZE);
 
-/// Walks through a send queue that is read in parts. [`decode_ring`] describes the result.
+/// Decodes a send queue that is read in parts. [`decode_ring`] describes the result.
 #[derive(Clone, Debug)]
 pub struct RingWalk {
     blocks: Option<usize>,
@@ -51,7 +51,7 @@ pub struct RingWalk {
 }
 
 impl RingWalk {
-    /// Begins at the first byte.
+    /// A walk that starts at the first byte.
     pub fn new(blocks: Option<usize>, service: Service) -> Self {
         Self { blocks, service, offset: 0, expected: None }
     }
@@ -62,9 +62,9 @@ impl RingWalk {
     }
 
     /// The next WQE, given the bytes from [`RingWalk::offset`] on: [`LONGEST_WQE`] of them, or as
-    /// many as there are. More are not looked at.
+    /// many as there are. Further bytes are ignored.
     ///
-    /// `None` if they are too few for a WQE.
+    /// `None` if there are too few for a WQE.
     pub fn entry(&mut self, ahead: &[u8]) -> Option<RingEntry> {
         let ahead = &ahead[..ahead.len().min(LONGEST_WQE)];
         let wqe = Wqe::decode(ahead, self.service).ok()?;
@@ -129,7 +129,7 @@ mod tests {
         assert!(looked_at <= 70_000 * LONGEST_WQE, "work grows with the length alone");
     }
 
-    /// A ring of four blocks whose last WQE has two, and goes on with bytes of `filling`.
+    /// A ring of four blocks whose last WQE has two blocks, the second with bytes of `filling`.
     fn wrapped_ring(filling: u8) -> Vec<u8> {
         let mut bytes = ring(4);
         let raw = crate::Segment::Raw([filling; 16]);
@@ -141,7 +141,8 @@ mod tests {
 
     #[test]
     fn the_last_wqe_of_a_whole_ring_goes_on_at_its_start() {
-        // Read as a control segment, 0xab claims the whole ring and 0xc1 one octoword.
+        // As a control segment, bytes of 0xab mean a WQE as large as the ring, and bytes of 0xc1 a
+        // WQE of 16 bytes.
         for filling in [0xab, 0xc1] {
             let entries = decode_ring(&wrapped_ring(filling), Some(4), Service::Rc);
             let last = entries.last().expect("entries");

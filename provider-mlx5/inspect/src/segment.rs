@@ -1,4 +1,4 @@
-//! One segment of a WQE as a value.
+//! Segments of WQEs.
 
 use zerocopy::IntoBytes;
 
@@ -52,41 +52,42 @@ pub enum Segment {
     Data(DataSegment),
     /// Inline data.
     Inline(InlineData),
-    /// 16 bytes that this crate has no name for.
+    /// 16 bytes of unknown meaning.
     Raw([u8; OCTOWORD]),
 }
 
-/// An inline data segment, with the bytes of its padding.
+/// An inline data segment with its padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InlineData {
     /// Its first word.
     pub header: InlineHeader,
-    /// What follows in the segment, data and padding: 12 bytes and a multiple of 16.
+    /// Data and padding: 12 bytes plus a multiple of 16.
     pub bytes: Vec<u8>,
 }
 
 impl InlineData {
     /// The segment for this data, padded with zero.
     ///
-    /// More than 1023 bytes do not fit the header: the bytes are all there, the length is cut.
+    /// Data of more than 1023 bytes is complete, but its length in the header is truncated to 10
+    /// bits.
     pub fn new(data: &[u8]) -> Self {
         let mut bytes = data.to_vec();
         bytes.resize((data.len() + 4).next_multiple_of(OCTOWORD) - 4, 0);
         Self { header: InlineHeader::new(data.len() as u32), bytes }
     }
 
-    /// The data, as long as the header says, or as long as the segment goes.
+    /// The data, with the length in the header, but not beyond the segment.
     pub fn data(&self) -> &[u8] {
         &self.bytes[..self.bytes.len().min(self.header.length() as usize)]
     }
 
-    /// What follows the data in the segment.
+    /// The padding after the data.
     pub fn padding(&self) -> &[u8] {
         &self.bytes[self.data().len()..]
     }
 }
 
-/// An Ethernet segment, with the whole units of 16 bytes that the rest of its inline header takes.
+/// An Ethernet segment, with the rest of its inline header in whole units of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EthData {
     /// The first 16 bytes.
@@ -107,7 +108,7 @@ impl EthData {
         Self { segment, rest }
     }
 
-    /// The inline header, as long as the segment says, or as long as it goes.
+    /// The inline header, with the length in the segment, but not beyond `rest`.
     pub fn header(&self) -> Vec<u8> {
         let mut header = self.segment.inline_header_start.to_vec();
         header.extend_from_slice(&self.rest);
@@ -165,11 +166,11 @@ impl Segment {
                 out.extend(&inline.bytes);
             }
         }
-        // Only hand-made inline or Ethernet data can end inside a unit.
+        // Fill the last unit, which inline or Ethernet data not made by `new` may leave incomplete.
         out.resize(end, 0);
     }
 
-    /// Whether the first word has the flag that tells inline data from a pointer.
+    /// Whether the first word has the flag of inline data.
     pub(super) fn starts_inline(first_word: u32) -> bool {
         first_word & INLINE_FLAG != 0
     }

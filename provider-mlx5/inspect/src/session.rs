@@ -1,4 +1,4 @@
-//! Compressed completions, written out.
+//! Expands compressed completions.
 
 use zerocopy::FromBytes;
 
@@ -7,16 +7,16 @@ use uverbs_mlx5::format::{
     OpOwn, U16, U32,
 };
 
-/// Why a compressed session cannot be written out.
+/// Why a compressed session cannot be expanded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// The title's format is not "compressed".
     #[error("the CQE is not the title of a compressed session")]
     NotATitle,
-    /// The title promises more mini-CQEs than were given.
+    /// The title announces more mini-CQEs than were given.
     #[error("the title promises {promised} completions, the arrays hold {given}")]
     TooFewArrays {
-        /// Completions that the title promises.
+        /// Completions that the title announces.
         promised: u32,
         /// Mini-CQEs given.
         given: usize,
@@ -26,12 +26,12 @@ pub enum SessionError {
     Format(MiniCqeFormat),
 }
 
-/// Writes out the completions of a compressed session, in order.
+/// The completions of a compressed session, in order.
 ///
-/// `title` is the CQE of format compressed. `arrays` are the slots of mini-CQEs that follow it: the
-/// first right after the title, then every eighth slot. `format` is what a responder's mini-CQEs
-/// carry. Each completion is a copy of the title with the mini-CQE's fields. It is marked as
-/// without inline data, and has the title's owner bit.
+/// `title` is the CQE of format compressed. `arrays` are the slots of mini-CQEs: the slot after the
+/// title, then every eighth slot. `format` is the content of a responder's mini-CQEs. Each
+/// completion is a copy of the title with the mini-CQE's fields, the format "no inline data" and
+/// the title's owner bit.
 ///
 /// # Errors
 /// See [`SessionError`].
@@ -62,10 +62,10 @@ pub fn expand_session(
     Ok(expanded.collect())
 }
 
-/// Writes out the completions of the compressed session whose title is entry `at` of `queue`:
-/// entries of `stride` bytes (64 or 128), the CQE in the last 64 of each. With `is_whole` the bytes
-/// are a whole queue, and a session may continue at its start. The session takes as many entries as
-/// it has completions.
+/// The completions of the compressed session whose title is entry `at` of `queue`. Entries have
+/// `stride` bytes (64 or 128), and the CQE is the last 64 of them. If the bytes are a whole queue
+/// (`is_whole`), a session may continue at its start. The session occupies as many entries as it
+/// has completions.
 ///
 /// # Errors
 /// See [`SessionError`]; [`SessionError::NotATitle`] also if there is no such entry.
@@ -83,8 +83,8 @@ pub fn expand_session_at(
         return Err(SessionError::NotATitle);
     }
     let wanted = (title.byte_count.get() as usize).div_ceil(MINI_CQES_PER_SLOT);
-    // A title may promise 2^32 completions. The check before any array is read keeps memory
-    // bounded, and the time for a dump full of such titles linear.
+    // A title may announce 2^32 completions. The check before any array is read limits memory, and
+    // keeps the time linear for a dump full of such titles.
     let given = next_arrays(if is_whole { entries } else { entries - at });
     if wanted > given {
         let promised = title.byte_count.get();
@@ -96,13 +96,13 @@ pub fn expand_session_at(
     expand_session(&title, &places.map_while(read).collect::<Vec<_>>(), format)
 }
 
-/// Arrays of mini-CQEs that fit into `entries` entries, the first of which is the title: one right
-/// behind it, then one in every eighth entry.
+/// Number of arrays of mini-CQEs in `entries` entries, the first of which is the title: one right
+/// after it, then one in every eighth entry.
 fn next_arrays(entries: usize) -> usize {
     if entries < 2 { 0 } else { 1 + (entries - 1) / MINI_CQES_PER_SLOT }
 }
 
-/// The CQE proper of an entry, or nothing where there is none.
+/// The CQE of an entry, the last 64 bytes; empty if there is no such entry.
 fn entry(queue: &[u8], stride: usize, place: usize) -> &[u8] {
     let end = place.checked_add(1).and_then(|count| count.checked_mul(stride));
     let start = end.and_then(|end| end.checked_sub(CQE_SIZE));

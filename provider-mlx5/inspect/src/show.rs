@@ -1,4 +1,4 @@
-//! WQEs and segments for people: every field by name, with its offset.
+//! Formats WQEs and segments: every field by name, with its offset.
 
 use core::fmt::{self, Display, Formatter, Write};
 

@@ -1,11 +1,11 @@
-//! A send WQE as a value.
+//! Send WQEs.
 
 use zerocopy::IntoBytes;
 
 use super::Segment;
 use uverbs_mlx5::format::{ControlFlags, ControlSegment, OCTOWORD, Opcode, U32, WQEBB_SIZE};
 
-/// Too few bytes for an entry of that kind.
+/// There are too few bytes for an entry of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{got} bytes are too few: {needed} are needed at least")]
 pub struct TooShort {
@@ -15,13 +15,13 @@ pub struct TooShort {
     pub got: usize,
 }
 
-/// A send WQE: the control segment and what follows it.
+/// A send WQE: the control segment and the segments after it.
 ///
-/// Nothing is checked when one is made, so that a fuzzer can make illegal ones;
-/// [`Wqe::findings`] checks. [`Wqe::sealed`] gives it the right size.
+/// Its constructors check nothing, so that a fuzzer can make illegal WQEs; [`Wqe::findings`]
+/// checks. [`Wqe::sealed`] sets the size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wqe {
-    /// The control segment, with the `ds` that it has.
+    /// The control segment. Its `ds` may be wrong.
     pub control: ControlSegment,
     /// The segments, in order.
     pub segments: Vec<Segment>,
@@ -34,22 +34,22 @@ impl Wqe {
         Self { control, segments: Vec::new() }
     }
 
-    /// With these flags in the control segment.
+    /// Sets the flags in the control segment.
     #[must_use]
     pub fn flags(mut self, flags: ControlFlags) -> Self {
         self.control.flags = flags;
         self
     }
 
-    /// With this in the immediate field: immediate data as it travels (first byte first), an rkey
-    /// to invalidate, or the key that an UMR changes.
+    /// Sets the immediate field: immediate data as a big-endian number, an rkey to invalidate, or
+    /// the key that a UMR changes.
     #[must_use]
     pub fn immediate(mut self, immediate: u32) -> Self {
         self.control.immediate = U32::new(immediate);
         self
     }
 
-    /// With this opcode modifier.
+    /// Sets the opcode modifier.
     #[must_use]
     pub fn modifier(mut self, modifier: u8) -> Self {
         let first =
@@ -58,14 +58,14 @@ impl Wqe {
         self
     }
 
-    /// With one more segment.
+    /// Appends a segment.
     #[must_use]
     pub fn with(mut self, segment: impl Into<Segment>) -> Self {
         self.segments.push(segment.into());
         self
     }
 
-    /// With `ds` in the control segment set to the size of the segments (cut to 6 bits).
+    /// Sets the control segment's `ds` to the size of the WQE, truncated to 6 bits.
     #[must_use]
     pub fn sealed(mut self) -> Self {
         let ds = self.octowords() as u8;
@@ -73,7 +73,7 @@ impl Wqe {
         self
     }
 
-    /// Size in units of 16 bytes, counted, not as the control segment says.
+    /// Size of the control segment and the segments in units of 16 bytes, independent of `ds`.
     pub fn octowords(&self) -> usize {
         1 + self.segments.iter().map(Segment::octowords).sum::<usize>()
     }
@@ -92,14 +92,14 @@ impl Wqe {
         bytes
     }
 
-    /// The bytes, filled up with zero to whole blocks of 64.
+    /// The bytes, padded with zeros to whole blocks of 64.
     pub fn encode_blocks(&self) -> Vec<u8> {
         let mut bytes = self.encode();
         bytes.resize(self.blocks() * WQEBB_SIZE, 0);
         bytes
     }
 
-    /// The bytes laid into a ring at the place that the WQE's index says, wrapping at its end.
+    /// Writes the bytes into a ring at the position given by the WQE's index, wrapping at its end.
     ///
     /// Writes nothing and returns `false` if the ring is not a power of two of 64-byte blocks, or
     /// too small.

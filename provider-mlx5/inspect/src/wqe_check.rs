@@ -1,7 +1,7 @@
-//! What is illegal or suspicious about a WQE.
+//! Checks WQEs.
 //!
-//! The rules are those that libmlx5's layouts, its known defects and the verbs contract imply. What
-//! a particular device does with a broken WQE is not public beyond "an error CQE, or worse".
+//! The rules are derived from libmlx5's layouts and known defects, and from the documentation of
+//! verbs. What a device does with an illegal WQE is not public, apart from error CQEs.
 
 use super::driver_check;
 use super::{EthData, Finding, InlineData, Segment, Service, Wqe};
@@ -15,7 +15,7 @@ use uverbs_mlx5::format::{
 const MAX_MESSAGE: u64 = 1 << 31;
 
 impl Wqe {
-    /// What is illegal or suspicious, as a WQE of a queue of this service, in order of offset.
+    /// What is illegal or suspicious about the WQE on a queue of this service, in order of offset.
     pub fn findings(&self, service: Service) -> Vec<Finding> {
         let mut found = Vec::new();
         size(self, &mut found);
@@ -258,9 +258,9 @@ fn data(opcode: Opcode, offset: usize, data: &DataSegment, found: &mut Vec<Findi
     }
 }
 
-/// Inline segments and pointers may follow each other in any order, and the device gathers them in
-/// the order of the WQE. UCX posts inline data before pointers (`uct_ud_mlx5_ep_am_zcopy`), DPDK
-/// either before the other, as the lengths of the buffers are (`mlx5_tx_dseg_iptr`).
+/// Inline segments and pointers may follow each other in any order, which is that of the data in
+/// the message. UCX posts inline data before pointers (`uct_ud_mlx5_ep_am_zcopy`); in DPDK the
+/// lengths of the buffers determine the order (`mlx5_tx_dseg_iptr`).
 fn inline(opcode: Opcode, offset: usize, inline: &InlineData, found: &mut Vec<Finding>) {
     let word = inline.header.byte_count.get();
     if word & !(INLINE_FLAG | INLINE_LENGTH_MASK) != 0 {

@@ -1,7 +1,6 @@
-//! Defects that libmlx5 has and this crate does not: one test each, named after what goes wrong
-//! there.
+//! A test for each defect that libmlx5 has and this crate does not have.
 //!
-//! Two of them cannot be written down here, and the tests state that as the types do.
+//! Two of them are impossible with the types of this crate; their tests only document this.
 
 use std::ptr::NonNull;
 
@@ -61,8 +60,8 @@ fn post(spec: &SendQueueSpec, works: &[Work<'_>]) -> Posted {
     post_sends(spec, works).expect("the queue can be made")
 }
 
-/// In `ibv_wr_*`, the setters of a request that finds the queue full write into the request
-/// before.
+/// In libmlx5 the `ibv_wr_*` setters of a request for which the queue has no space write into the
+/// previous request.
 #[test]
 fn a_full_queue_leaves_posted_requests_alone() {
     let buffers: Vec<_> = (0..6).map(|index| [buffer(0x1000 * (index + 1), 64)]).collect();
@@ -75,15 +74,15 @@ fn a_full_queue_leaves_posted_requests_alone() {
     assert_eq!(Posted { refused: None, ..all }, fitting);
 }
 
-/// A request that fails after its slot was taken is rung in the place of the good ones before
-/// it.
+/// In libmlx5 a request that fails after it has got a slot is posted to the device in place of the
+/// good ones before it.
 #[test]
 fn a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
     let (good, long) = ([buffer(0x1000, 64)], [0u8; 61]);
     let too_long = [Buffer { sge: Sge::new(0, 61, 0), bytes: &long }];
     let bad = Work { inline: true, ..work(WRITE, &too_long) };
     let works = [work(WRITE, &good), work(WRITE, &good), bad, work(WRITE, &good)];
-    // Also on a later lap, where the slot of the bad one holds an old request.
+    // Also in a later lap, when the slot of the bad request contains an old one.
     for start in [0, 7, 0xffff] {
         let spec = SendQueueSpec { start, ..spec(Service::Rc, 8) };
         let list = post(&spec, &works);
@@ -96,7 +95,7 @@ fn a_bad_request_in_a_list_rings_exactly_the_good_ones_before_it() {
     }
 }
 
-/// A first request that is bad rings nothing.
+/// If the first request is bad, no doorbell is rung.
 #[test]
 fn a_list_of_bad_requests_rings_nothing() {
     let data = [buffer(0, 1 << 31)];
@@ -106,7 +105,7 @@ fn a_list_of_bad_requests_rings_nothing() {
     assert!(posted.wqes.is_empty() && posted.mmio.is_empty());
 }
 
-/// Bit 31 of a length is the inline flag: longer entries turn into inline data.
+/// Bit 31 of a length is the inline flag, so in libmlx5 longer entries become inline data.
 #[test]
 fn entries_of_2_gib_and_more_do_not_become_inline_data() {
     for length in [1 << 31, (1 << 31) + 16, u32::MAX] {
@@ -118,8 +117,8 @@ fn entries_of_2_gib_and_more_do_not_become_inline_data() {
     }
 }
 
-/// Inline lengths are summed in a signed 32-bit number: what overflows passes the limit, and is
-/// copied.
+/// libmlx5 adds inline lengths in a signed 32-bit number. A sum that overflows passes the check of
+/// the limit, and the data is copied.
 #[test]
 fn inline_lengths_do_not_overflow() {
     const SHORT: [u8; 8] = [0; 8];
@@ -135,7 +134,8 @@ fn inline_lengths_do_not_overflow() {
     }
 }
 
-/// Opcodes that the service lacks, and inline data where there is none, are encoded all the same.
+/// libmlx5 encodes opcodes that the service does not have, and inline data for operations without
+/// it.
 #[test]
 fn what_cannot_be_executed_is_refused() {
     let read = RunTimeOperation::Read(Remote::new(0x2000, 9));
@@ -154,7 +154,7 @@ fn what_cannot_be_executed_is_refused() {
     assert_eq!(post(&spec(Service::Ud, 8), &[datagram]).refused, refused(0, PostError::BadOpcode));
 }
 
-/// Empty entries are skipped in sends (a byte count of 0 stands for 2 GiB).
+/// Empty entries are skipped in sends, because a byte count of 0 means 2 GiB.
 #[test]
 fn empty_entries_are_left_out_of_sends() {
     let data = [buffer(0x1000, 0), buffer(0x2000, 5), buffer(0x3000, 0)];
@@ -165,8 +165,8 @@ fn empty_entries_are_left_out_of_sends() {
     assert_eq!(entries, [(0x2000, 5)]);
 }
 
-/// The place where a packet's data starts behind its inline header is kept from one request of
-/// a list to the next.
+/// libmlx5 keeps the offset of a packet's data after its inline header from one request of a list
+/// to the next.
 #[test]
 fn every_packet_of_a_list_has_its_own_header() {
     let bytes: Vec<Vec<u8>> = (1..4).map(|value| vec![value; 64]).collect();
@@ -187,8 +187,8 @@ fn every_packet_of_a_list_has_its_own_header() {
     }
 }
 
-/// A shared receive queue's empty entries are not skipped: a byte count of 0 under the caller's
-/// key.
+/// libmlx5 does not skip empty entries on a shared receive queue, and writes a byte count of 0 with
+/// the caller's key.
 #[test]
 fn empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
     let data = [Sge::new(0x1000, 0, 7), Sge::new(0x2000, 9, 7), Sge::new(0x3000, 0, 7)];
@@ -204,9 +204,9 @@ fn empty_entries_of_a_shared_receive_queue_do_not_become_2_gib() {
     assert_eq!(empty.list(), []);
 }
 
-/// A negative number of entries passes the check, and the request goes out without data:
-/// `num_sge` is signed there. Here a list is a slice, whose length has no sign, and one that is too
-/// long for the queue is refused however long it is.
+/// `num_sge` is signed in libmlx5. A negative number passes the check, and the request is sent
+/// without data. Here a list is a slice, whose length is not negative, and any list that is too
+/// long is refused.
 #[test]
 fn a_list_has_no_negative_length() {
     let length: fn(&[Buffer<'static>]) -> usize = <[Buffer<'static>]>::len;
@@ -220,16 +220,15 @@ fn a_list_has_no_negative_length() {
     assert_eq!(posted.refused, refused(0, PostError::TooManySge));
 }
 
-/// A clock that cannot be read while polling loses the completion. Here polling reads no clock:
-/// the timestamp is a plain number in the completion that was polled already, and to ask for it
-/// cannot fail.
+/// If libmlx5 cannot read the clock while polling, it loses the completion. Here polling reads no
+/// clock: the timestamp is a number in the completion, and reading it cannot fail.
 #[test]
 fn a_timestamp_costs_no_completion() {
     let timestamp: fn(&Completion<'_>) -> u64 = |completion| completion.timestamp();
     let _ = timestamp;
 }
 
-/// Memory that plays the device's part. Leaked: a test's worth.
+/// Zeroed memory shared with the simulated device. It is leaked.
 fn memory(bytes: usize) -> NonNull<u8> {
     #[derive(Clone)]
     #[repr(align(64))]
@@ -239,15 +238,15 @@ fn memory(bytes: usize) -> NonNull<u8> {
     NonNull::from(lines).cast()
 }
 
-/// `ibv_poll_cq` fails on a CQE of a QP that it does not know, having consumed it, and loses
-/// what it had decoded before.
+/// libmlx5's `ibv_poll_cq` consumes a CQE of an unknown QP, then fails and loses the completions
+/// that it has decoded before.
 #[test]
 fn a_completion_of_an_unknown_queue_costs_no_other_completion() {
     let table = UserIndexTable::new();
     let shape = Shape { send_wqebbs: 4, recv_wqes: 0, shared_receive: false };
     let (ring, record, register) = (memory(4 * 64), memory(64), memory(64));
-    // SAFETY: all are leaked, so stay valid, and nothing else uses them but the writes below, the
-    // device's part.
+    // SAFETY: all are leaked, so they stay valid; only the queue and the writes below, which
+    // simulate the device, use them.
     let (memory, doorbell, arm) = unsafe {
         (
             DmaMemory::new(ring, 4 * 64),
@@ -293,8 +292,8 @@ fn a_completion_of_an_unknown_queue_costs_no_other_completion() {
     assert_eq!(queue.dropped(), 1);
 }
 
-/// Found by fuzzing: the limits of data and of headers hold each alone. An RDMA read has a limit of
-/// its own.
+/// Found by fuzzing: data and headers can each be within their limits, but not both together. An
+/// RDMA read has a limit of its own.
 #[test]
 fn what_does_not_fit_a_wqe_is_refused() {
     let data = [buffer(0x1000, 8); 58];

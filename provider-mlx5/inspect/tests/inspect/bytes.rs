@@ -1,4 +1,4 @@
-//! Bytes to values and back: nothing is lost, whatever the bytes are, and nothing panics.
+//! Decodes and encodes arbitrary bytes: nothing is lost, and nothing panics.
 
 use proptest::prelude::*;
 use uverbs_mlx5::format::Opcode;
@@ -6,7 +6,7 @@ use uverbs_mlx5_inspect::{Cqe, ReceiveWqe, TooShort, Wqe, decode_ring, parse_dum
 
 use crate::strategy::service;
 
-/// Bytes that look like a WQE at the start, so that every branch of the decoder is reached.
+/// Bytes that start like a WQE, so that every branch of the decoder is reached.
 fn nearly_a_wqe() -> impl Strategy<Value = Vec<u8>> {
     let opcode = prop::sample::select(Opcode::KNOWN);
     (prop::collection::vec(any::<u8>(), 16..700), opcode, 0u8..64).prop_map(

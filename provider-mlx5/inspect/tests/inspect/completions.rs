@@ -17,8 +17,7 @@ fn error(syndrome: Syndrome, vendor: u8) -> ErrorCqe {
     }
 }
 
-/// Words that a reader of each error must find: in its meaning, its likely causes, and what to
-/// check.
+/// Words that must occur in each error's meaning, in its likely causes, and in what to check.
 const TEXTS: [(Syndrome, [&str; 3]); 14] = [
     (Syndrome::LOCAL_LENGTH, ["length does not fit", "longer than the buffers", "scatter list"]),
     (Syndrome::LOCAL_QP_OPERATION, ["QP or the WQE inconsistent", "malformed WQE", "one thread"]),
@@ -188,8 +187,8 @@ fn a_requesters_session_names_opcodes() {
     assert_eq!(seen, [(9, Opcode::RDMA_WRITE, 0x123), (12, Opcode::SEND, 0x123)]);
 }
 
-/// The first array is behind the title, the next ones eight and sixteen entries from it; in a whole
-/// queue also around its end.
+/// The first array is one entry after the title, the next ones eight and sixteen entries after it.
+/// In a whole queue they may wrap at its end.
 #[test]
 fn a_session_is_found_in_a_queue() {
     let minis: Vec<_> = (0..20).map(|word| MiniCqe::with_hash(word, 1)).collect();
@@ -219,7 +218,7 @@ fn a_session_is_found_in_a_queue() {
     }
 }
 
-/// No entry, title or not, makes the reader go beyond the end of the queue.
+/// Whatever an entry contains, the reader stays within the queue.
 #[test]
 fn a_promise_beyond_the_queue_reads_nothing() {
     let compressed = title(CqeOpcode::RESPONDER_SEND, u32::MAX);

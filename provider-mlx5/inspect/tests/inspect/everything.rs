@@ -1,6 +1,6 @@
-//! Every legal request: each operation of each service, with every combination of flags, every
-//! number of entries and every length of inline data, comes out of the queue as a WQE that decodes
-//! to that request and breaks no rule. What is not legal is refused.
+//! Posts every legal request: each operation of each service, with every combination of flags,
+//! every number of entries and every length of inline data. The resulting WQE must decode to that
+//! request, without findings. Illegal requests must be refused.
 
 use uverbs_mlx5::format::{AddressVector, EthChecksum, Fence, Opcode};
 use uverbs_mlx5::request::{Immediate, PostFlags, Remote, Sge};
@@ -13,7 +13,7 @@ const MAX_SGE: u32 = 16;
 const MAX_INLINE: u32 = 300;
 const BYTES: [u8; MAX_INLINE as usize] = [0xa5; MAX_INLINE as usize];
 
-/// What a request can carry.
+/// The data that a request can have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Carries {
     /// Data in memory or inline.
@@ -75,8 +75,8 @@ fn operations() -> Vec<Case> {
     ]
 }
 
-/// Whether the service has the operation. Packets are raw Ethernet's alone, and all that it has
-/// beside doing nothing; keys are changed by connected queues of a program's own.
+/// Whether the service has the operation. Raw Ethernet has only packets and NOP, and other services
+/// have no packets. Only RC, UC and XRC change keys.
 fn is_legal(service: Service, (opcode, operation, _): &Case) -> bool {
     use RunTimeOperation as O;
     let raw = service == Service::RawEthernet;
@@ -113,7 +113,7 @@ fn destination<'a>(service: Service, address: &'a AddressVector) -> RunTimeDesti
     }
 }
 
-/// Posts the request; the WQE if it was taken.
+/// Posts the request and returns the WQE, or `None` if it was refused.
 fn posted(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     let posted = post_sends(spec, &[*work]).expect("such a queue can be made");
     let [wqe] = &posted.wqes[..] else { return None };
@@ -122,7 +122,7 @@ fn posted(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     Some(decoded)
 }
 
-/// Posts the request and looks whether the WQE says what it says.
+/// Posts the request and checks that the WQE matches it.
 fn check(spec: &SendQueueSpec, opcode: Opcode, work: &Work<'_>) {
     let wqe = posted(spec, work).unwrap_or_else(|| panic!("refused: {work:?} on {spec:?}"));
     let found = wqe.findings(spec.service);
@@ -146,7 +146,7 @@ fn check(spec: &SendQueueSpec, opcode: Opcode, work: &Work<'_>) {
     }
 }
 
-/// Bytes of the message that a segment stands for.
+/// Bytes of the message that a segment contains or refers to.
 fn carried(segment: &Segment) -> usize {
     match segment {
         Segment::Data(data) => data.byte_count.get() as usize,

@@ -1,9 +1,9 @@
-//! Each finding, provoked alone.
+//! Causes each finding on its own.
 
 use uverbs_mlx5::format::*;
 use uverbs_mlx5_inspect::{EthData, InlineData, ReceiveWqe, Segment, Service, Severity, Wqe};
 
-/// A send of 64 bytes, with which nothing is wrong.
+/// A send of 64 bytes without findings.
 fn send() -> Wqe {
     Wqe::new(Opcode::SEND, 5, 0x100).with(DataSegment::new(0x1000, 64, 0x1234)).sealed()
 }
@@ -12,7 +12,8 @@ fn write() -> Wqe {
     Wqe::new(Opcode::RDMA_WRITE, 5, 0x100).with(RemoteAddressSegment::new(0x2000, 7))
 }
 
-/// Asserts that the WQE, of an RC queue, has one finding: with this severity, offset and text.
+/// Asserts that the WQE, on an RC queue, has exactly one finding, with this severity, offset and
+/// text.
 #[track_caller]
 fn has(wqe: &Wqe, severity: Severity, offset: usize, words: &str) {
     has_on(wqe, Service::Rc, severity, offset, words);

@@ -1,5 +1,5 @@
-//! Legal WQEs out of random bytes, for these tests and for the fuzz targets (`testing/fuzz/harness`
-//! includes this file).
+//! Generates legal WQEs from random bytes, for these tests and for the fuzz targets
+//! (`testing/fuzz/harness` includes this file).
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -22,7 +22,7 @@ pub(crate) const OPCODES: [Opcode; 13] = [
     Opcode::TSO,
 ];
 
-/// A WQE that breaks no rule, on a queue of this service.
+/// A WQE without findings on a queue of this service.
 pub(crate) fn legal_wqe(u: &mut Unstructured<'_>, service: Service) -> Result<Wqe> {
     let opcode = *u.choose(&OPCODES)?;
     let opcode = if service.allows(opcode) { opcode } else { Opcode::SEND };
@@ -116,7 +116,7 @@ fn masked_fetch_add(wqe: Wqe, is_wide: bool, add: u64, boundary: u64) -> Wqe {
     wqe.modifier(extended_atomic_modifier(2)).with(segment)
 }
 
-/// Data that together stays below the largest message.
+/// Data segments, which together do not exceed the largest message.
 fn payload(u: &mut Unstructured<'_>, mut wqe: Wqe, opcode: Opcode) -> Result<Wqe> {
     if opcode.is_atomic() {
         let size = extended_atomic_size(wqe.control.opcode_modifier()).unwrap_or(8) as u32;
@@ -163,7 +163,7 @@ fn umr(u: &mut Unstructured<'_>, wqe: Wqe) -> Result<Wqe> {
     for _ in 0..4 {
         wqe = wqe.with(Klm {
             byte_count: U32::new(u.int_in_range(1..=1 << 30)?),
-            // 0x400 in this place would say that the translation is interleaved.
+            // 0x400 here would mean that the translation is interleaved.
             mkey: U32::new(u.arbitrary::<u32>()? | 1),
             address: U64::new(u.arbitrary()?),
         });

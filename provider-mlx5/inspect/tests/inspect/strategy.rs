@@ -13,7 +13,7 @@ pub(crate) fn service() -> impl Strategy<Value = Service> {
 /// A legal WQE, with the service of its queue.
 pub(crate) fn wqe() -> impl Strategy<Value = (Service, Wqe)> {
     (service(), prop::collection::vec(any::<u8>(), 0..1500)).prop_map(|(service, bytes)| {
-        // Where the bytes end, zeros go on.
+        // After the last byte, `arbitrary` continues with zeros.
         let wqe = legal_wqe(&mut Unstructured::new(&bytes), service).expect("never too few bytes");
         (service, wqe)
     })

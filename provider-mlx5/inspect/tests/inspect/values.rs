@@ -1,4 +1,4 @@
-//! Values to bytes and back.
+//! Encodes and decodes values.
 
 use proptest::prelude::*;
 use uverbs_mlx5::format::WQEBB_SIZE;
@@ -66,7 +66,7 @@ proptest! {
             index = index.wrapping_add(wqe.blocks() as u16);
             expected.push(wqe);
         }
-        // Turned so that the first WQE comes first: a ring in memory is looked at from slot 0.
+        // Rotate the ring so that the first WQE is at slot 0.
         ring.rotate_left(usize::from(start) % 128 * WQEBB_SIZE);
         let decoded = decode_ring(&ring, None, service);
         let decoded: Vec<_> = decoded.into_iter().map(|entry| entry.wqe).collect();

@@ -5,7 +5,7 @@ use uverbs_mlx5_inspect::{Cqe, Polled, poll_cqe};
 
 use crate::{compare, json, same};
 
-/// Cases that differ on purpose, and why.
+/// Cases that differ on purpose, with the reasons.
 const DIFFERENCES: &[(&str, &str)] = &[(
     "resp_inline_scatter32_24B_into_8_8_0#629",
     "libmlx5 scatters inline data into the receive WQE's entries and reports a length error if they are too short; the \
@@ -23,7 +23,7 @@ fn work_completions() {
     });
 }
 
-/// Members that libmlx5 did not write are missing, in the vectors and in ours.
+/// Members that libmlx5 does not write are missing in the vectors and `None` here.
 fn agree(ours: &Polled, expected: &Value) -> Result<(), String> {
     let number = |name: &str| match &expected[name] {
         Value::Null => None,
@@ -42,7 +42,8 @@ fn agree(ours: &Polled, expected: &Value) -> Result<(), String> {
     same("sl", ours.sl.map(u64::from), number("sl"))?;
     same("pkey_index", ours.pkey_index.map(u64::from), number("pkey_index"))?;
     same("dlid_path_bits", ours.dlid_path_bits.map(u64::from), number("dlid_path_bits"))?;
-    // The union of both as it is in memory: the key is in the machine's order, recorded on x86.
+    // The vectors have the union of both as bytes in memory. The key is little-endian, since they
+    // were recorded on x86.
     let immediate = ours.immediate.map(|immediate| immediate.0.to_vec());
     let key = ours.invalidated_rkey.map(|key| key.to_le_bytes().to_vec());
     same("imm_be", immediate.or(key), expected["imm_be"].as_str().map(json::hex))

@@ -1,5 +1,5 @@
-//! What libmlx5 wrote and parsed, against what this crate writes and parses: every recorded vector,
-//! through the real queues. See `README.md` in this directory.
+//! Compares this crate with recordings of what libmlx5 wrote and parsed, using the real queues. See
+//! `README.md` in this directory.
 
 mod cqe;
 mod json;
@@ -8,9 +8,8 @@ mod request;
 mod send;
 mod sizes;
 
-/// Compares every line of a file of vectors with what `ours` makes of it; `known` are the cases
-/// that differ on purpose, with the reason. A case that is listed and does not differ is an error
-/// too.
+/// Compares every line of a file of vectors with the result of `ours`. `known` are the cases that
+/// differ on purpose, with the reasons. It is also an error if one of them does not differ.
 fn compare(
     file: &str,
     known: &[(&str, &str)],
@@ -35,7 +34,7 @@ fn compare(
     assert!(wrong.is_empty(), "{} of {seen}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// That two values are equal, named.
+/// Checks that two values are equal; `name` is for the error message.
 fn same<T: PartialEq + std::fmt::Debug>(name: &str, ours: T, expected: T) -> Result<(), String> {
     if ours == expected {
         return Ok(());
@@ -43,7 +42,8 @@ fn same<T: PartialEq + std::fmt::Debug>(name: &str, ours: T, expected: T) -> Res
     Err(format!("{name}: ours {ours:x?}, expected {expected:x?}"))
 }
 
-/// That bytes are equal to those of a hex text, leaving out those that libmlx5 did not write (cc).
+/// Checks that bytes are equal to those of a hex text, except for bytes that libmlx5 did not write
+/// (cc).
 fn same_bytes(name: &str, ours: &[u8], expected: &str) -> Result<(), String> {
     let expected = json::hex(expected);
     same(&format!("length of {name}"), ours.len(), expected.len())?;

@@ -16,7 +16,7 @@ fn receive_queue() {
             .collect();
         let lists: Vec<&[Sge]> = lists.iter().map(Vec::as_slice).collect();
         let wqes = vector["expect"]["wqes"].as_array().expect("a list");
-        // The vectors do not say where the queue stood before: it follows from the first index.
+        // The vectors do not contain the queue's counter before; it follows from the first index.
         let start = json::word(&wqes[0]["idx"]);
         let stride = json::word(&vector["stride"]);
         let spec = RecvQueueSpec { entries: 64, stride, start, striding: false };

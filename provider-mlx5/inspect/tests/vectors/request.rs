@@ -1,4 +1,4 @@
-//! Work requests out of JSON.
+//! Reads work requests from JSON.
 
 use serde_json::Value;
 use uverbs_mlx5::format::AddressVector;
@@ -11,7 +11,7 @@ use uverbs_mlx5_inspect::{Buffer, SendQueueSpec, Service, Work};
 
 use crate::json::{bytes, hex, number, sge, word};
 
-/// The queue of a vector.
+/// The queue to which a vector's requests are posted.
 pub(crate) fn queue(vector: &Value) -> SendQueueSpec {
     let qp = &vector["qp"];
     SendQueueSpec {
@@ -27,7 +27,7 @@ pub(crate) fn queue(vector: &Value) -> SendQueueSpec {
     }
 }
 
-/// A work request, with what [`Work`] borrows.
+/// A work request, with the data that [`Work`] borrows.
 pub(crate) struct Request {
     operation: RunTimeOperation<'static>,
     address: AddressVector,
@@ -77,7 +77,7 @@ impl Request {
         }
     }
 
-    /// Whether the request changes a key of this side, and so has no peer.
+    /// Whether the request only changes a local key, and so has no destination.
     fn is_local(&self) -> bool {
         use RunTimeOperation as O;
         matches!(self.operation, O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_))

@@ -6,7 +6,7 @@ use uverbs_mlx5_inspect::{Finding, Posted, Service, Severity, Work, Wqe, post_se
 use crate::request::{Request, queue};
 use crate::{compare, json, same, same_bytes};
 
-/// Cases that differ on purpose, and why.
+/// Cases that differ on purpose, with the reasons.
 const DIFFERENCES: &[(&str, &str)] = &[(
     "rc/RDMA_WRITE_1sge_len_2G#52",
     "libmlx5 writes a length of 2 GiB as it is, which the device reads as empty inline data; we refuse the request",
@@ -56,15 +56,15 @@ fn ring(posted: &Posted, wqes: &[Value], expected: &Value) -> Result<(), String>
         let rest = &wqe.bytes[length..];
         same("bytes behind the WQE", rest, &vec![0; rest.len()])?;
     }
-    // Recorded modulo 2^16, as the doorbell record has it.
+    // The vectors have it modulo 2^16, as in the doorbell record.
     same("end", posted.end & 0xffff, json::word(&expected["end"]))?;
     let record = expected["sq_doorbell_record"].as_str().expect("digits");
     same_bytes("doorbell record", &posted.doorbell_record, record)?;
     register(posted, expected["mmio"].as_array().expect("a list"))
 }
 
-/// One store either way. Which of a doorbell and BlueFlame it is, is our own choice; the bytes are
-/// not.
+/// Checks the one store to the register. It may be a doorbell here and BlueFlame in the vector or
+/// the reverse, but the bytes must be the same.
 fn register(posted: &Posted, expected: &[Value]) -> Result<(), String> {
     same("stores to the register", posted.mmio.len(), expected.len())?;
     for (ours, expected) in posted.mmio.iter().zip(expected) {
@@ -85,8 +85,8 @@ fn decoded_and_encoded_again() {
     compare(include_str!("send.jsonl"), &known, |vector| {
         for expected in vector["expect"]["wqes"].as_array().unwrap_or(&Vec::new()) {
             let mut bytes = json::hex(expected["hex"].as_str().expect("digits"));
-            // Bytes that libmlx5 left alone; in inline data this changes data, which does not
-            // matter here.
+            // Bytes that libmlx5 did not write. In inline data this also changes data bytes, which
+            // does not matter here.
             bytes.iter_mut().filter(|byte| **byte == 0xcc).for_each(|byte| *byte = 0);
             let service = queue(vector).service;
             let wqe = Wqe::decode(&bytes, service).expect("a WQE");
@@ -100,7 +100,7 @@ fn decoded_and_encoded_again() {
     });
 }
 
-/// The illegal findings. (One vector is suspicious only: a solicited write.)
+/// The illegal findings. (One vector has only a suspicious one: a solicited write.)
 fn illegal(wqe: &Wqe, service: Service) -> Vec<Finding> {
     let findings = wqe.findings(service).into_iter();
     findings.filter(|finding| finding.severity == Severity::Illegal).collect()

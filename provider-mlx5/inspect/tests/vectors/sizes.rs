@@ -1,4 +1,4 @@
-//! `sizes.jsonl`: what libmlx5 grants, this crate grants too, with no more memory.
+//! `sizes.jsonl`: this crate grants at least what libmlx5 grants, with no more memory.
 
 use serde_json::Value;
 use uverbs_mlx5::send_queue::Service;
@@ -28,7 +28,7 @@ fn service(kind: u64) -> Service {
     }
 }
 
-/// `send_ops_flags` (`enum ibv_qp_create_send_ops_flags`); 0 where the program said nothing.
+/// `send_ops_flags` (`enum ibv_qp_create_send_ops_flags`); 0 if the program did not set them.
 fn operations(flags: u64) -> Operations {
     let mut operations = Operations::empty();
     operations.set(Operations::RDMA, flags & 0b1_0011 != 0);
@@ -45,8 +45,7 @@ fn send_queue(vector: &Value) -> Result<(), String> {
         tso_header: 0,
         operations: operations(json::number(&vector["ops"])),
     };
-    // libmlx5 grants 63 octowords of data behind a control segment, though `ds` counts to 63 in
-    // all.
+    // libmlx5 grants 63 octowords of data after a control segment, although `ds` cannot exceed 63.
     let too_long = wanted.sge.max((wanted.inline + 4).div_ceil(16)) >= 63;
     if refused(vector) || wanted.requests == 0 || too_long {
         return Ok(());
@@ -55,7 +54,7 @@ fn send_queue(vector: &Value) -> Result<(), String> {
     let (blocks, requests) = (json::word(&vector["sq_wqe_count"]), json::word(&vector["got_swr"]));
     let enough =
         ours.requests >= wanted.requests && ours.sge >= wanted.sge && ours.inline >= wanted.inline;
-    // Where no data is wanted at all, ours have space for an SGE nevertheless.
+    // If no data is requested, this crate's WQEs still have space for an SGE.
     let small = ours.wqebbs <= blocks || wanted.sge.max(wanted.inline) == 0;
     if !enough || !small {
         return Err(format!("ours {ours:?}; libmlx5 {requests} requests in {blocks} blocks"));
@@ -64,7 +63,7 @@ fn send_queue(vector: &Value) -> Result<(), String> {
 }
 
 fn recv_queue(vector: &Value) -> Result<(), String> {
-    // With a signature, which is not ours, an octoword precedes the entries.
+    // With signatures, which this crate does not support, an octoword precedes the entries.
     let head = json::word(&vector["sig"]);
     let (requests, sge) = (json::word(&vector["rwr"]), json::word(&vector["rsge"]));
     let ours = size::recv_queue(requests, sge, head, &LIMITS);
@@ -73,7 +72,7 @@ fn recv_queue(vector: &Value) -> Result<(), String> {
     same("entries", ours.entries, json::word(&vector["rq_wqe_count"]))?;
     if requests > 0 {
         same("stride", ours.stride, 1 << json::word(&vector["rq_wqe_shift"]))?;
-        // One of 512 bytes holds 31 behind a signature, and libmlx5 says so too.
+        // A WQE of 512 bytes has space for 31 entries after a signature, and libmlx5 reports so.
         same("entries", ours.sge, json::word(&vector["got_rsge"]))?;
     }
     same("requests", ours.requests, json::word(&vector["got_rwr"]))
@@ -86,7 +85,7 @@ fn shared_recv_queue(vector: &Value) -> Result<(), String> {
     let Ok(ours) = ours else { return Ok(()) };
     same("stride", ours.stride, json::word(&vector["stride"]))?;
     same("entries", ours.sge, json::word(&vector["got_sge"]))?;
-    // A queue that is to hold nothing holds one here: a ring has two entries at least.
+    // A queue for no requests has space for one here, because a ring has at least two entries.
     same("requests", ours.requests, json::word(&vector["got_wr"]).max(1))
 }
 
