@@ -1,8 +1,8 @@
 //! The program's contexts whose device is one of this library's nodes.
 //!
 //! `ibv_poll_cq` and `ibv_create_cq_ex` are inline functions of `<infiniband/verbs.h>`. They call
-//! the provider through tables beside `struct ibv_context`. The functions here that open a context
-//! put functions of this library in those tables ([`polling`], [`extended`]).
+//! the provider through tables in and around `struct ibv_context`. So the hooks that open a context
+//! store functions of this library in those tables ([`polling`], [`extended`]).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{ManuallyDrop, offset_of, transmute};
@@ -36,7 +36,7 @@ pub struct Context {
     abi_compat: *mut c_void,
 }
 
-/// `struct verbs_context`, from `create_cq_ex` on. Its context is the one that programs know.
+/// `struct verbs_context`, from `create_cq_ex` on. Programs use a pointer to its `context`.
 #[repr(C)]
 struct VerbsContext {
     create_cq_ex: *mut c_void,
@@ -57,17 +57,17 @@ const EXTENDED: usize = usize::MAX;
 /// A context of the program on one of this library's nodes.
 pub(crate) struct Slot {
     is_taken: AtomicBool,
-    /// Null while the slot is not in use. The others are set before.
+    /// Null while the slot is not in use. Stored after the other fields.
     context: AtomicPtr<Context>,
     poll_cq: AtomicPtr<c_void>,
     create_cq_ex: AtomicPtr<c_void>,
     get_cq_event: AtomicPtr<c_void>,
-    /// From [`Weak::into_raw`]: the context does not keep the node open.
+    /// From [`Weak::into_raw`]: the slot does not keep the node open.
     node: AtomicPtr<Node>,
 }
 
-/// No lock, since a forked child could find it held. Contexts beyond these keep the provider's
-/// functions.
+/// Without a lock, which could be locked forever in a forked child. Further contexts keep the
+/// provider's functions.
 static SLOTS: [Slot; 64] = [const { Slot::new() }; 64];
 
 impl Slot {
@@ -103,16 +103,16 @@ impl Slot {
         self.create_cq_ex.load(Ordering::Relaxed)
     }
 
-    /// libibverbs's function of this name; null if there is none. The library stays loaded while
-    /// the context is open.
+    /// libibverbs' function `ibv_get_cq_event`; null if there is none. The library stays loaded
+    /// while the context is open.
     pub(crate) fn get_cq_event(&self) -> *mut c_void {
         self.get_cq_event.load(Ordering::Relaxed)
     }
 
-    /// Puts this library's functions in a context's tables.
+    /// Stores this library's functions in a context's tables.
     ///
     /// # Safety
-    /// An open context, which no other thread knows yet.
+    /// An open context that no other thread uses yet.
     unsafe fn set(&self, context: *mut Context, node: Weak<Node>) {
         // SAFETY: the caller vouches for `context`.
         let operation = unsafe { &mut (*context).operations[POLL_CQ] };
@@ -133,43 +133,44 @@ impl Slot {
     unsafe fn clear(&self) {
         self.context.store(ptr::null_mut(), Ordering::Release);
         let node = self.node.swap(ptr::null_mut(), Ordering::Relaxed);
-        // SAFETY: from `into_raw` in `set`; `node` does not use it any more, by this function's
-        // contract.
+        // SAFETY: from `into_raw` in `set`; by this function's contract, `node` is not called any
+        // more.
         drop(unsafe { Weak::from_raw(node) });
         self.is_taken.store(false, Ordering::Release);
     }
 
-    /// The node, if it is open still.
+    /// The node, if it is still open.
     ///
     /// # Safety
-    /// The slot is in use, and not cleared meanwhile.
+    /// The slot is in use, and is not cleared during the call.
     pub(crate) unsafe fn node(&self) -> Option<Arc<Node>> {
         // SAFETY: from `into_raw` in `set`, which was before the context was stored; not yet
-        // dropped, by this function's contract. The weak reference stays the slot's.
+        // dropped, by this function's contract. The slot still owns the weak reference.
         let node = ManuallyDrop::new(unsafe { Weak::from_raw(self.node.load(Ordering::Relaxed)) });
         node.upgrade()
     }
 }
 
-/// The place of `create_cq_ex` in a context's tables, if the provider has one.
+/// The entry `create_cq_ex` of a context's tables, if the provider has one.
 ///
 /// # Safety
-/// An open context, which no other thread knows yet.
+/// An open context that no other thread uses yet.
 unsafe fn create_cq_ex_of<'a>(context: *mut Context) -> Option<&'a mut *mut c_void> {
     // SAFETY: the caller vouches for `context`.
     if unsafe { (*context).abi_compat }.addr() != EXTENDED {
         return None;
     }
-    // SAFETY: such a context is part of a `struct verbs_context`, which begins with newer fields.
+    // SAFETY: such a context is part of a `struct verbs_context`, with newer fields in front of it.
     let verbs = unsafe { &mut *context.byte_sub(offset_of!(VerbsContext, context)).cast() };
     let VerbsContext { create_cq_ex, size, .. } = verbs;
     (*size >= size_of::<VerbsContext>() && !create_cq_ex.is_null()).then_some(create_cq_ex)
 }
 
-/// Puts this library's functions in the tables of a context, if its device is one of its nodes.
+/// Stores this library's functions in the tables of a context, if its device is one of this
+/// library's nodes.
 ///
 /// # Safety
-/// `context` is null, or an open context that no other thread knows yet.
+/// `context` is null, or an open context that no other thread uses yet.
 unsafe fn watch(context: *mut Context) -> *mut Context {
     // SAFETY: the caller vouches for `context`.
     let descriptor = (!context.is_null()).then(|| unsafe { (*context).cmd_fd });
@@ -184,10 +185,10 @@ unsafe fn watch(context: *mut Context) -> *mut Context {
     context
 }
 
-/// The library's own function of this name; null, and an errno, if there is none.
+/// The function `name` of the library `library`; null, with `errno` set, if there is none.
 pub(crate) fn next(library: &CStr, name: &CStr) -> *mut c_void {
-    // SAFETY: C strings. The library may have been loaded for only one module of the program, so
-    // that the search in the order of libraries does not find it.
+    // SAFETY: C strings. The name of the library is needed, because a search in the order of
+    // libraries does not find one that was loaded for only one module of the program.
     let function = unsafe {
         let mut function = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
         if function.is_null() {
@@ -205,7 +206,7 @@ pub(crate) fn next(library: &CStr, name: &CStr) -> *mut c_void {
     function
 }
 
-/// Functions that open a context: the library's own ones, and [`watch`].
+/// Functions that open a context with the library's own function, and pass it to [`watch`].
 macro_rules! opening {
     ($($library:ident $c_name:literal $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]
@@ -240,14 +241,14 @@ opening! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
     if let Some(slot) = Slot::find(context) {
-        // SAFETY: a program that closes a context uses its queues and channels no more.
+        // SAFETY: a program that closes a context no longer uses its queues and channels.
         unsafe { slot.clear() };
     }
     let function = next(VERBS, c"ibv_close_device");
     if function.is_null() {
         return -1;
     }
-    // SAFETY: libibverbs's function of this name has this type.
+    // SAFETY: libibverbs' function of this name has this type.
     let close: unsafe extern "C" fn(*mut Context) -> c_int = unsafe { transmute(function) };
     // SAFETY: the program's own call.
     unsafe { close(context) }

@@ -1,5 +1,5 @@
-//! The software devices of this process. They are made, as the environment says, when the program
-//! first looks for RDMA devices.
+//! The software devices of this process. They are created, with the settings in the environment,
+//! when the program first looks for RDMA devices.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +12,13 @@ use uverbs_soft::settings::{RECORDED, Settings};
 use crate::paths::NodeKind;
 use crate::settings;
 
-/// Major and first minor number of the nodes, as sysfs shows them.
+/// Major and first minor number of the nodes in sysfs.
 const FIRST_NODE: (u32, u32) = (231, 192);
 
 /// Major and minor number of the connection manager's node: a miscellaneous device.
 const RDMA_CM: (u32, u32) = (10, 58);
 
-/// The devices that the environment asks for.
+/// The devices that the environment specifies.
 pub(crate) struct Devices {
     devices: Vec<One>,
     /// The devices' files below `/sys` and `/dev`, by paths relative to `/`.
@@ -27,7 +27,7 @@ pub(crate) struct Devices {
     rdma_cm: Mutex<Option<RdmaCm>>,
 }
 
-/// A device, and whether the program has opened it yet.
+/// A device, and whether the program has opened it.
 struct One {
     device: SoftDevice,
     opened: AtomicBool,
@@ -35,8 +35,8 @@ struct One {
 
 static DEVICES: Mutex<Option<Arc<Devices>>> = Mutex::new(None);
 
-/// The devices' GUIDs. They outlive a fork: libibverbs keeps what it knows of a device, and
-/// librdmacm finds a device by its GUID.
+/// The devices' GUIDs, which stay the same after a fork: libibverbs caches the properties of a
+/// device, and librdmacm finds a device by its GUID.
 static GUIDS: Mutex<Vec<[u8; 8]>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -44,12 +44,12 @@ thread_local! {
     static IS_INTERNAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside the library: then every path is the system's own.
+/// Whether this thread is inside the library, so that the hooks must not replace any path.
 pub(crate) fn is_internal() -> bool {
     IS_INTERNAL.get()
 }
 
-/// Does work of the library's own: the files that it opens are the system's.
+/// Runs `work` without replacing the paths of files that it opens.
 pub(crate) fn internally<R>(work: impl FnOnce() -> R) -> R {
     let before = IS_INTERNAL.replace(true);
     let result = work();
@@ -57,7 +57,7 @@ pub(crate) fn internally<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The devices, made at the first call.
+/// The devices, created at the first call.
 pub(crate) fn devices() -> Result<Arc<Devices>, Errno> {
     let mut slot = lock();
     if let Some(devices) = &*slot {
@@ -68,7 +68,7 @@ pub(crate) fn devices() -> Result<Arc<Devices>, Errno> {
     Ok(devices)
 }
 
-/// Says the reason once: a program that finds no device looks again.
+/// Prints the reason once, since a program that finds no device may look again.
 fn complain(reason: &str) -> Errno {
     static COMPLAINED: AtomicBool = AtomicBool::new(false);
     if !COMPLAINED.swap(true, Ordering::Relaxed) {
@@ -98,7 +98,7 @@ fn tree(devices: &[One]) -> Sysfs {
     add_connection_manager(&mut tree);
     for (index, one) in devices.iter().enumerate() {
         tree.mount("sys", &one.device.sysfs());
-        // Represents the node where a directory is listed; opening it leads to the device.
+        // Represents the node in the listed directory. Opening it opens the device.
         tree.add(&format!("dev/infiniband/uverbs{index}"), "");
     }
     tree
@@ -113,8 +113,8 @@ fn add_connection_manager(tree: &mut Sysfs) {
     tree.add(&format!("{directory}/uevent"), "DEVNAME=infiniband/rdma_cm");
 }
 
-/// Makes every device send its pending packets, because its thread ends with the process. A NIC
-/// would have acknowledged what the program has seen arrive.
+/// Makes every device send its pending packets, because its thread ends with the process: a NIC
+/// would acknowledge the messages that the program has received.
 pub(crate) fn flush() {
     let made = DEVICES.try_lock().ok().and_then(|made| made.clone());
     if let Some(devices) = made {
@@ -138,7 +138,7 @@ pub(crate) fn open(index: usize) -> Result<OpenFile, Errno> {
 }
 
 impl Devices {
-    /// The contents of a file that shows a counter, with the value of now.
+    /// The contents of a file that shows a counter, with its current value.
     pub(crate) fn counter(&self, path: &str) -> Option<String> {
         let (port, name) = path.split_once("/hw_counters/")?;
         let (_, device) = port.strip_suffix("/ports/1")?.rsplit_once('/')?;
@@ -161,7 +161,7 @@ pub(crate) fn number(kind: NodeKind) -> libc::dev_t {
     }
 }
 
-/// The devices' connection manager, made at the first call.
+/// The devices' connection manager, created at the first call.
 pub(crate) fn connection_manager() -> Result<RdmaCm, Errno> {
     let devices = devices()?;
     let mut slot = devices.rdma_cm.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,7 +177,7 @@ pub(crate) fn connection_manager() -> Result<RdmaCm, Errno> {
 /// The lock on the devices, held while the process forks.
 pub(crate) type Made = MutexGuard<'static, Option<Arc<Devices>>>;
 
-/// Keeps other threads from making devices.
+/// Locks out other threads that would create devices.
 pub(crate) fn lock() -> Made {
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }

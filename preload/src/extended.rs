@@ -1,8 +1,8 @@
 //! Extended completion queues: `ibv_start_poll` is an inline function that calls the provider
 //! through the queue's own table.
 //!
-//! The provider has one such function for each set of the queue's features. Each of them gets a
-//! function of this library, which calls it, so that nothing is kept per queue.
+//! The provider has one such function for each set of features of a queue. Each of them is replaced
+//! by its own function of this library, which calls it, so that no state per queue is needed.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, transmute};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::contexts::{self, Context, Slot};
 use crate::polling;
 
-/// `struct ibv_cq_ex` of `<infiniband/verbs.h>`, as far as it matters here.
+/// `struct ibv_cq_ex` of `<infiniband/verbs.h>`, as far as it is used here.
 #[repr(C)]
 pub struct ExtendedQueue {
     context: *mut Context,
@@ -26,7 +26,8 @@ const _: () = assert!(offset_of!(ExtendedQueue, start_poll) == 144);
 type StartPoll = unsafe extern "C" fn(*mut ExtendedQueue, *mut c_void) -> c_int;
 type Create = unsafe extern "C" fn(*mut Context, *mut c_void) -> *mut ExtendedQueue;
 
-/// More than libmlx5 has (`poll_ops` of its cq.c). Queues with other functions keep them.
+/// More than libmlx5 has (`poll_ops` of its cq.c). If there are more, the queues with them keep the
+/// provider's functions.
 const KINDS: usize = 48;
 
 /// The provider's functions.
@@ -43,10 +44,10 @@ macro_rules! start_polls {
     };
 }
 
-/// This library's functions in their places.
+/// This library's replacements for them.
 static FUNCTIONS: [StartPoll; KINDS] = start_polls!(0 1 2 3 4 5);
 
-/// In place of the provider's function number `N`.
+/// Replaces the provider's function number `N`.
 ///
 /// # Safety
 /// As `ibv_start_poll(3)`.
@@ -65,7 +66,7 @@ unsafe extern "C" fn start_poll<const N: usize>(
     }
 }
 
-/// This library's function instead of the provider's.
+/// This library's replacement for a function of the provider.
 fn in_place_of(provider: *mut c_void) -> Option<StartPoll> {
     let is_own = FUNCTIONS.iter().any(|function| *function as *mut c_void == provider);
     if provider.is_null() || is_own {
@@ -82,7 +83,7 @@ fn in_place_of(provider: *mut c_void) -> Option<StartPoll> {
 /// Makes polls of a queue call this library's function.
 ///
 /// # Safety
-/// `queue` is null, or a queue that no other thread knows yet.
+/// `queue` is null, or a queue that no other thread uses yet.
 unsafe fn watch(queue: *mut ExtendedQueue) -> *mut ExtendedQueue {
     // SAFETY: the caller's.
     if let Some(queue) = unsafe { queue.as_mut() } {
@@ -93,7 +94,7 @@ unsafe fn watch(queue: *mut ExtendedQueue) -> *mut ExtendedQueue {
     queue
 }
 
-/// In place of the provider's function.
+/// Replaces the provider's function.
 ///
 /// # Safety
 /// As `ibv_create_cq_ex(3)`.
@@ -104,7 +105,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     let Some(slot) = Slot::find(context) else { return ptr::null_mut() };
     // SAFETY: the context's table had this function, before this one replaced it.
     let provider: Create = unsafe { transmute(slot.create_cq_ex()) };
-    // SAFETY: the program's own call, which has just made the queue.
+    // SAFETY: the program's own call, which has just created the queue.
     unsafe { watch(provider(context, attributes)) }
 }
 
@@ -131,7 +132,7 @@ pub unsafe extern "C" fn mlx5dv_create_cq(
     if Slot::find(context).is_none() {
         return queue;
     }
-    // SAFETY: just made.
+    // SAFETY: just created.
     unsafe { watch(queue) }
 }
 

@@ -1,9 +1,9 @@
-//! The files and directories that a program gets when it opens those of the devices.
+//! The real files and directories that a program gets for those of the devices.
 //!
-//! A file is made in memory when it is opened. The C library has to list a directory, so
-//! directories are on disk, below the run's own directory, with empty files, links and directories
-//! of the right names. A directory is made when a process first opens it. The names do not depend
-//! on the process, so all processes of a run share it.
+//! A file is created in memory when it is opened. Directories must be on disk, because the C
+//! library lists them: they are below the run's own directory, with empty files, links and
+//! directories of the right names. A directory is created when a process first opens it, and shared
+//! by all processes of a run, since the names do not depend on the process.
 
 use std::ffi::{CStr, CString, c_int};
 use std::fs::{self, DirBuilder, File};
@@ -18,7 +18,8 @@ use uverbs_soft::chardev::{Found, Sysfs};
 
 use crate::{device, paths};
 
-/// A descriptor that reads `contents`. Its name in `/proc` is the file's, see [`paths::of_file`].
+/// A descriptor that reads `contents`. Its name in `/proc` is the file's path, see
+/// [`paths::of_file`].
 pub(crate) fn open(path: &str, contents: &str, flags: c_int) -> Result<RawFd, Errno> {
     if flags & libc::O_DIRECTORY != 0 {
         return Err(Errno::ENOTDIR);
@@ -30,7 +31,7 @@ pub(crate) fn open(path: &str, contents: &str, flags: c_int) -> Result<RawFd, Er
     let name = CString::new(path).map_err(|_| Errno::EINVAL)?;
     // SAFETY: a C string.
     let fd = Errno::result(unsafe { libc::memfd_create(name.as_ptr(), close_on_exec) })?;
-    // SAFETY: just made, and of no other owner.
+    // SAFETY: just created, without another owner.
     let mut file = unsafe { File::from_raw_fd(fd) };
     let filled = file.write_all(contents.as_bytes()).and_then(|()| file.rewind());
     filled.map_err(|error| as_errno(&error))?;
@@ -41,11 +42,11 @@ fn as_errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
-/// The laid-out directory that replaces `directory`.
+/// The directory on disk that replaces `directory`.
 pub(crate) fn listed(directory: &str) -> Result<CString, Errno> {
     let devices = device::devices()?;
     let root = Path::new(paths::root().ok_or(Errno::ENOENT)?);
-    // `/` is `!` in the name, as the driver core writes it in names of its own.
+    // `/` is replaced by `!`, as in names of the kernel's driver core.
     let place = root.join(directory.replace('/', "!"));
     device::internally(|| match place.is_dir() {
         true => Ok(()),
@@ -66,14 +67,14 @@ fn lay_out(tree: &Sysfs, directory: &str, root: &Path, place: &Path) -> io::Resu
             _ => drop(File::create(at)?),
         }
     }
-    // The rename makes all entries appear at once. Another process may have been faster.
+    // After the rename all entries are visible at once. Another process may have been first.
     match fs::rename(&fresh, place) {
         Err(_) if place.is_dir() => fs::remove_dir_all(fresh),
         result => result,
     }
 }
 
-/// An empty directory. A process that outlives its run finds the root gone, and makes it anew.
+/// An empty directory. Creates the root again if it was removed because the run has ended.
 fn fresh(root: &Path) -> io::Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -86,7 +87,7 @@ fn fresh(root: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
-/// The `stat(2)` of a file or link of the devices. sysfs gives every file the size of a page.
+/// The `stat(2)` of a file or link of the devices. In sysfs every file has the size of a page.
 pub(crate) fn stat(path: &str, kind: libc::mode_t, size: usize) -> libc::stat {
     // SAFETY: plain numbers, of which 0 is valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -99,13 +100,13 @@ pub(crate) fn stat(path: &str, kind: libc::mode_t, size: usize) -> libc::stat {
     stat
 }
 
-/// A number that differs between the tree's files (FNV-1a).
+/// An inode number for a file of the tree: a hash of the path (FNV-1a).
 fn inode(path: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     path.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Whether a mode of `fopen(3)` only reads, and the flags of `open(2)` that it means.
+/// The flags of `open(2)` for a mode of `fopen(3)` that only reads; `None` for other modes.
 pub(crate) fn read_flags(mode: &CStr) -> Option<c_int> {
     let mode = mode.to_bytes();
     let close_on_exec = if mode.contains(&b'e') { libc::O_CLOEXEC } else { 0 };

@@ -1,10 +1,10 @@
 //! Forks: a child gets copies of the descriptors and of this library's memory, but none of the
 //! devices' threads.
 //!
-//! So the child starts with no devices. The descriptors that it inherited keep the parent's nodes
-//! open until it closes them (or executes another program), as with a kernel's device. The parent
-//! makes the calls on them (`inherited.rs`). A device that the child opens itself is a new one with
-//! an address of its own.
+//! So the child starts with no devices. As with a kernel's device, the descriptors that it has
+//! inherited keep the parent's nodes open until it closes them or executes another program. Calls
+//! on them are executed by the parent (`inherited.rs`). A device that the child opens itself is a
+//! new one with its own address.
 
 use std::cell::RefCell;
 
@@ -19,14 +19,13 @@ use crate::rdma_cm;
 type Locks = (Table, Inherited, rdma_cm::Table, Made, Sockets, Closing);
 
 thread_local! {
-    /// All locks, while this thread forks, so that no other thread is changing what the child
-    /// copies.
+    /// All locks, while this thread forks, so that the child's copy of the memory is consistent.
     static ACROSS_FORK: RefCell<Option<Locks>> = const { RefCell::new(None) };
 }
 
 extern "C" fn before() {
-    // In this order, because a thread that closes files takes them out of a table meanwhile, and
-    // one that makes the devices may look into a table.
+    // The order matters: a thread that closes files locks a table, and so may a thread that creates
+    // the devices.
     let closing = open_files::closing();
     let made = device::lock();
     let (nodes, inherited, files) = (node::lock(), inherited::lock(), rdma_cm::lock());

@@ -1,6 +1,6 @@
-//! The C library's functions that the program finds here first.
+//! Replacements for functions of the C library.
 //!
-//! Each does what the C library's would, except for the device node and its sysfs entries.
+//! Each behaves like the C library's, except for the device node and its sysfs entries.
 
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
@@ -45,15 +45,15 @@ fn open_own(target: Target, flags: c_int, mode: c_int) -> Result<c_int, Errno> {
 pub(crate) fn open_node(kind: NodeKind, flags: c_int) -> Result<c_int, Errno> {
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
     match kind {
-        // Nothing that a program does with this node waits.
+        // O_NONBLOCK is ignored: no call on this node blocks.
         NodeKind::Verbs(index) => node::open(index, close_on_exec),
         NodeKind::RdmaCm => rdma_cm::open(close_on_exec, flags & libc::O_NONBLOCK != 0),
     }
 }
 
-/// One C function of the `open` family per line. In C they are variadic; on the platforms of this
-/// crate a variadic integer argument travels like a named one, and where the program passes none,
-/// the kernel does not read `mode`.
+/// One C function of the `open` family per line. In C they are variadic. On the supported platforms
+/// a variadic integer argument is passed like a named one, and the kernel does not read `mode` when
+/// the program passes none.
 macro_rules! open_family {
     ($($name:ident ($($directory:ident)?) $extra:expr;)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     if request & 0xffff_ffff == RDMA_VERBS_IOCTL {
         if let Some(node) = node::find(fd) {
             node::catch_up();
-            // SAFETY: the program passes what the kernel's RDMA_VERBS_IOCTL takes.
+            // SAFETY: the program passes a request as for the kernel's RDMA_VERBS_IOCTL.
             return match unsafe { trace::ioctl(&node, argument.cast()) } {
                 Ok(()) => 0,
                 Err(errno) => sys::fail(errno as c_int),
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     if rdma_cm::refuses(fd, request) {
         return sys::fail(libc::ENOTTY);
     }
-    // SAFETY: not ours: the program's own call.
+    // SAFETY: the program's own call on another file.
     unsafe { sys::ioctl(fd, request, argument) }
 }
 
@@ -128,7 +128,7 @@ unsafe fn map_any(
     if let Some(node) = node::find(fd) {
         let backing = node.file.backing(length, protection, flags, offset);
         let result = backing.and_then(|(fd, at)| {
-            // SAFETY: the program may replace what is at its own address.
+            // SAFETY: the program may replace the mapping at its own address.
             match unsafe { sys::mmap(address, length, protection, flags, fd, at) } {
                 libc::MAP_FAILED => Err(Errno::last()),
                 mapped => Ok(mapped),
@@ -147,7 +147,7 @@ unsafe fn map_any(
         },
         false => (fd, offset),
     };
-    // SAFETY: the program's own call, at most with the file that replaces its descriptor.
+    // SAFETY: the program's own call, possibly on the file that replaces its descriptor.
     unsafe { sys::mmap(address, length, protection, flags, fd, offset) }
 }
 
@@ -175,7 +175,7 @@ macro_rules! mmap_family {
 
 mmap_family! { mmap mmap64 }
 
-/// `socket(2)`: one of RDMA netlink is answered here.
+/// `socket(2)`: sockets of RDMA netlink are provided here.
 ///
 /// # Safety
 /// As the C function.
@@ -195,10 +195,10 @@ macro_rules! hook {
 }
 
 /// `syscall(2)`, for programs that bypass the other hooks: UCX patches the C library's `mmap` and
-/// makes the system call itself.
+/// then makes the system call itself.
 ///
-/// In C it is variadic; on the platforms of this crate variadic integer arguments travel like named
-/// ones, and the kernel does not read what the program did not pass.
+/// In C it is variadic. On the supported platforms variadic integer arguments are passed like named
+/// ones, and the kernel does not read arguments that the program did not pass.
 ///
 /// # Safety
 /// As the C function.

@@ -1,5 +1,5 @@
-//! `glob(3)`: the C library looks through directories past the hooks, unless it is given the
-//! functions to do so (`GLOB_ALTDIRFUNC`).
+//! `glob(3)`: the C library's bypasses the hooks when it reads directories, unless it is given
+//! functions for this (`GLOB_ALTDIRFUNC`).
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -43,8 +43,8 @@ unsafe fn with_hooks(
     into: *mut Glob,
 ) -> c_int {
     if flags & ALTDIRFUNC == 0 {
-        // SAFETY: the C function's contract: a struct of the program's, whose functions the C
-        // library does not look at without the flag.
+        // SAFETY: the C function's contract: a struct of the program. The C library does not read
+        // its functions without the flag.
         unsafe {
             (&raw mut (*into).close).write(libc::closedir);
             (&raw mut (*into).read).write(libc::readdir);
@@ -53,7 +53,7 @@ unsafe fn with_hooks(
             (&raw mut (*into).stat).write(stat);
         }
     }
-    // SAFETY: the program's own call, and functions that do what the C library's do.
+    // SAFETY: the program's own call, with functions that behave like the C library's.
     unsafe { next(pattern, flags | ALTDIRFUNC, failed, into.cast()) }
 }
 

@@ -1,4 +1,5 @@
-//! The hooks that take a path and have a counterpart in the C library for every other path.
+//! The hooks that take a path, and call the C library's function for paths that are not the
+//! devices'.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -8,13 +9,12 @@ use crate::paths::{self, Place, Target};
 use crate::sys::{self, next};
 use crate::{files, hooks};
 
-/// The C library's function with another path.
+/// Calls the C library's function with another path.
 type Next<'a, R> = &'a dyn Fn(&CStr) -> R;
 
-/// A row per hook: name, whether it follows links, the C function's type, its result when it fails,
-/// and the answer for a path that belongs to the devices. The answer is a closure of the path
-/// without links, the place that it names and the C library's function; it can use the arguments of
-/// the hook.
+/// A row per hook: name, whether it follows links, the C function's type, its result on failure,
+/// and a closure for paths of the devices. The closure takes the path without links, the place at
+/// this path and the C library's function, and can use the arguments of the hook.
 macro_rules! path_hooks {
     ($($name:ident $([$directory:ident])? $follow:literal
         ($($argument:ident: $kind:ty),*) -> $result:ty, $failure:expr,
@@ -34,7 +34,7 @@ macro_rules! path_hooks {
                 sys::fail(libc::ENOSYS);
                 return $failure;
             };
-            // SAFETY: the C function's contract, for a path that is as valid as the program's.
+            // SAFETY: the C function's contract, with a path that is as valid as the program's.
             let call = |path: *const c_char| unsafe {
                 next($($directory,)? path $(, $argument)*)
             };
@@ -104,7 +104,7 @@ path_hooks! {
     llistxattr false (into: *mut c_char, length: usize) -> isize, -1, |_, _, _| no_attributes();
 }
 
-/// Like the kernel's answer for root: an attribute without a store function cannot be written.
+/// As in the kernel for root: an attribute without a store function cannot be written.
 fn may_access(place: &Place, mode: c_int) -> Result<c_int, Errno> {
     let refused = match place {
         Place::Directory => libc::W_OK,
@@ -131,7 +131,7 @@ fn open_stream(path: &str, place: &Place, mode: *const c_char) -> Result<*mut li
         Place::Directory => return Err(Errno::EISDIR),
         Place::Link(_) => return Err(Errno::ELOOP),
     };
-    // SAFETY: a descriptor of no other owner, and the program's C string.
+    // SAFETY: a descriptor without another owner, and the program's C string.
     Ok(unsafe { libc::fdopen(fd, mode) })
 }
 
@@ -145,7 +145,7 @@ fn in_directory<R>(path: &str, place: &Place, next: Next<'_, R>) -> Result<R, Er
 fn real_path(path: &str, into: *mut c_char) -> Result<*mut c_char, Errno> {
     let path = CString::new(format!("/{path}")).map_err(|_| Errno::EINVAL)?;
     if into.is_null() {
-        // SAFETY: a C string; the program frees the copy, as it would the C library's.
+        // SAFETY: a C string; the program frees the copy, as with the C library.
         return Ok(unsafe { libc::strdup(path.as_ptr()) });
     }
     let bytes = path.as_bytes_with_nul();

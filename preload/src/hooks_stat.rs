@@ -1,5 +1,5 @@
-//! The hooks of the `stat` family: the node's descriptor must look like a character device, and the
-//! devices' part of sysfs is not the kernel's.
+//! The hooks of the `stat` family, which make the node's descriptor look like a character device,
+//! and provide the devices' part of sysfs.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -24,7 +24,7 @@ fn node_of(fd: c_int) -> Option<NodeKind> {
 /// # Safety
 /// `into` may be written.
 unsafe fn fstat_any(fd: c_int, into: *mut libc::stat) -> c_int {
-    // SAFETY: an empty C string; the caller vouches for `into`.
+    // SAFETY: an empty C string; by this function's contract for `into`.
     let result = unsafe { sys::fstatat(fd, c"".as_ptr(), into, libc::AT_EMPTY_PATH) };
     if result != 0 {
         return result;
@@ -39,8 +39,8 @@ unsafe fn fstat_any(fd: c_int, into: *mut libc::stat) -> c_int {
     result
 }
 
-/// The `stat` of an open file of the devices. It equals that of its path, because programs that
-/// copy files compare the two.
+/// The `stat` of an open file of the devices. It is the same as that of its path, because programs
+/// that copy files compare the two.
 fn own_file(fd: c_int, mode: libc::mode_t, is_nameless: bool) -> Option<libc::stat> {
     if !is_nameless || mode & libc::S_IFMT != libc::S_IFREG {
         return None;
@@ -60,7 +60,7 @@ unsafe fn stat_any(
     // SAFETY: the caller vouches for `path`.
     let target = unsafe { paths::find(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) };
     let stat = |path: *const c_char, directory| {
-        // SAFETY: the program's path or a C string of ours; the caller vouches for `into`.
+        // SAFETY: the program's path or a C string; by this function's contract for `into`.
         unsafe { sys::fstatat(directory, path, into, flags) }
     };
     let Some(target) = target else { return stat(path, directory) };
@@ -146,8 +146,7 @@ fstat_family! {
     __fxstat64(version);
 }
 
-/// `fstatat(2)` and its older names. For a path of the devices the directory is ignored. Without a
-/// path it is `fstat`.
+/// `fstatat(2)` and its older names. Without a path it is `fstat`.
 macro_rules! fstatat_family {
     ($($name:ident($($version:ident)?);)*) => {$(
         #[doc = concat!("`", stringify!($name), "(3)`.")]
@@ -174,7 +173,7 @@ fstatat_family! {
     __fxstatat64(version);
 }
 
-/// Whether a call with these arguments is about the descriptor and not about a path.
+/// Whether a call with these arguments is about the descriptor itself.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -193,7 +192,7 @@ fn as_node_x(statx: &mut libc::statx, kind: NodeKind) {
     statx.stx_size = 0;
 }
 
-/// The `statx` with the contents of a `stat`.
+/// A `stat` as a `statx`.
 fn as_statx(stat: &libc::stat) -> libc::statx {
     // SAFETY: plain numbers, of which 0 is valid.
     let mut statx: libc::statx = unsafe { std::mem::zeroed() };
@@ -227,7 +226,7 @@ pub unsafe extern "C" fn statx(
     into: *mut libc::statx,
 ) -> c_int {
     let call = |directory, path: *const c_char| {
-        // SAFETY: the program's path or a C string of ours; the C function's contract for `into`.
+        // SAFETY: the program's path or a C string; the C function's contract for `into`.
         unsafe { sys::statx(directory, path, flags, mask, into) }
     };
     // SAFETY: the C function's contract makes `path` null or a C string.

@@ -1,10 +1,10 @@
-//! Device nodes that a forked child inherited: its parent, in which the device runs, makes its
-//! calls.
+//! Device nodes that a forked child has inherited. The device runs in the parent, which executes
+//! the child's calls.
 //!
-//! The inherited descriptor is a socket whose other end the parent keeps (`node.rs`). The child
-//! sends its call there: the address of the request in its own memory, which the parent reads and
-//! writes by `process_vm_readv(2)` and `process_vm_writev(2)`, and a socket of its own for the
-//! answer, because several children share the first. This works for calls that need only the
+//! The inherited descriptor is a socket whose other end the parent has (`node.rs`). For a call the
+//! child sends two things there: the address of the request in its own memory, which the parent
+//! accesses with `process_vm_readv(2)` and `process_vm_writev(2)`, and a new socket for the answer,
+//! because several children share the inherited one. This works for calls that need only the
 //! request: protection domains, on-device memory, queries, mappings. For queues and memory regions
 //! the device would have to access the child's memory at any time, so those calls fail with EIO.
 
@@ -30,7 +30,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 const IOCTL: u32 = 0x7576_0001;
 const MMAP: u32 = 0x7576_0002;
 
-/// A child's call. An ioctl has only the address, an mmap everything else.
+/// A child's call. An ioctl uses only `address`, an mmap only the other fields.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Request {
@@ -43,8 +43,8 @@ struct Request {
     offset: i64,
 }
 
-/// The parent's answer: an errno or 0. For an mmap also the device's descriptor, which the child
-/// inherited as well, and an offset in its file.
+/// The parent's answer: an errno or 0. For an mmap also the descriptor of the device's file, which
+/// the child has inherited, too, and an offset in this file.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Answer {
@@ -56,12 +56,12 @@ struct Answer {
 /// The lock on the list, held while the process forks.
 pub(crate) type Inherited = RwLockWriteGuard<'static, Vec<(u64, u64)>>;
 
-/// Keeps other threads from using the list.
+/// Locks out other threads.
 pub(crate) fn lock() -> Inherited {
     INHERITED.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In a forked child: these descriptors are the parent's nodes.
+/// In a forked child: marks these descriptors as the parent's nodes.
 pub(crate) fn adopt(mut inherited: Inherited, identities: impl Iterator<Item = (u64, u64)>) {
     inherited.extend(identities);
     COUNT.store(inherited.len(), Ordering::Release);
@@ -81,7 +81,7 @@ pub(crate) fn ioctl(fd: c_int, argument: *mut c_void) -> Result<(), Errno> {
     ask(fd, Request { kind: IOCTL, address: argument as u64, ..Request::default() }).map(drop)
 }
 
-/// `mmap` on a parent's node: descriptor and offset to map instead.
+/// `mmap` on a parent's node: the descriptor and offset to map instead.
 pub(crate) fn backing(
     fd: c_int,
     length: usize,
@@ -108,7 +108,7 @@ fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
     if answer.errno == 0 { Ok(answer) } else { Err(Errno::from_raw(answer.errno)) }
 }
 
-/// In the parent: answers what its children have sent on a node, without waiting for more.
+/// In the parent: answers the calls that children have made on a node so far.
 pub(crate) fn serve(node: &Node) {
     while let Some((request, reply)) = receive(node.socket()) {
         let answer = answer(node, &request);
@@ -117,8 +117,8 @@ pub(crate) fn serve(node: &Node) {
     }
 }
 
-/// The next request, with the socket for the answer. What else a program wrote there is dropped,
-/// and descriptors that came with it are closed.
+/// The next request, with the socket for the answer. Drops other data that a program has written to
+/// the socket, and closes descriptors in it.
 fn receive(kept: BorrowedFd<'_>) -> Option<(Request, OwnedFd)> {
     let mut request = Request::default();
     let received = passed::receive(kept, request.as_mut_bytes()).ok()?;
@@ -130,7 +130,7 @@ fn receive(kept: BorrowedFd<'_>) -> Option<(Request, OwnedFd)> {
 fn answer(node: &Node, request: &Request) -> Answer {
     let result = match request.kind {
         IOCTL => {
-            // SAFETY: the child passed what RDMA_VERBS_IOCTL takes, and waits for the answer.
+            // SAFETY: the child passed a request as for RDMA_VERBS_IOCTL, and waits for the answer.
             let done = unsafe { node.file.ioctl_of_child(request.process, request.address) };
             done.map(|()| (0, 0))
         }
@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// A kept end with a message that has this many descriptors, and the other ends of these.
+    /// A socket with a message that has this many descriptors, and the other ends of these.
     fn sent_with(descriptors: usize) -> (OwnedFd, Vec<UnixStream>) {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (child, kept) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     fn assert_closed(ends: Vec<UnixStream>) {
         let count = ends.len();
         for mut end in ends {
-            // A process that another test starts has copies of all descriptors for a moment.
+            // A process that another test starts briefly has copies of all descriptors.
             end.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             assert_eq!(end.read(&mut [0]).unwrap(), 0, "of {count}: one is still open");
         }
@@ -200,7 +200,8 @@ mod tests {
         }
     }
 
-    /// A process with space for one of two descriptors. The test below runs it in a new process.
+    /// Tests a process with space for one of two descriptors. The test below runs it in a new
+    /// process.
     #[test]
     #[ignore = "the other process of a test"]
     fn full() {

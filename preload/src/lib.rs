@@ -1,21 +1,21 @@
-//! The library that `uverbs run` preloads into a program that was built for libibverbs. A software
-//! ConnectX in the program's own process provides the device node `/dev/infiniband/uverbsN` and its
-//! sysfs entries.
+//! The library that `uverbs run` preloads into a program for libibverbs. It provides the device
+//! node `/dev/infiniband/uverbsN` and its sysfs entries, by a software ConnectX in the program's
+//! process.
 //!
-//! The hooks answer for the node (`open`, `ioctl`, `mmap`, `stat`), for the connection manager's
-//! node `/dev/infiniband/rdma_cm` (`write`, `read`), for their entries below `/sys` and
-//! `/dev/infiniband` (opening, listing, `stat`, links), for sockets of RDMA netlink, and for the
-//! same calls made through `syscall(2)`. Event descriptors are real ones and need nothing; neither
-//! do `close`, `dup` and `exec`, see `node.rs`. Polls of a completion queue that find nothing, and
-//! sleeps on a completion channel, let the device make progress, see `polling.rs`, `extended.rs`
-//! and `sleeping.rs`. Nothing else in the program changes.
+//! It has hooks for calls on the node (`open`, `ioctl`, `mmap`, `stat`), on the connection
+//! manager's node `/dev/infiniband/rdma_cm` (`write`, `read`), on their entries below `/sys` and
+//! `/dev/infiniband` (opening, listing, `stat`, links) and on sockets of RDMA netlink, also if
+//! these calls are made through `syscall(2)`. Event descriptors are real ones and need no hook;
+//! neither do `close`, `dup` and `exec`, see `node.rs`. The device makes progress when a poll of a
+//! completion queue finds nothing, and while a thread sleeps on a completion channel, see
+//! `polling.rs`, `extended.rs` and `sleeping.rs`. Nothing else in the program changes.
 //!
-//! The hooks do not see the calls of statically linked programs, nor system calls that a program
-//! makes by an instruction of its own. A child that was forked while a device was open can open the
-//! device itself. It can use its parent's device only for calls that need none of the child's
-//! memory, see `inherited.rs`.
+//! There are no hooks in statically linked programs, and none for a program's own system call
+//! instructions. A child that was forked while a device was open can open the device itself. It can
+//! use its parent's device only for calls that do not access the child's memory later, see
+//! `inherited.rs`.
 #![cfg(target_os = "linux")]
-// The hooks are public to the dynamic linker, whatever module they are in.
+// The dynamic linker needs the hooks, in whatever module they are.
 #![allow(unreachable_pub)]
 
 use std::path::Path;
@@ -49,16 +49,16 @@ extern "C" fn set_up() {
         Ok(devices) => announce(devices),
         Err(reason) => {
             eprintln!("uverbs run: {reason}");
-            // Usage, as the command itself says it. Not `exit`: nothing of the program has been set
-            // up yet. SAFETY: ends the process, which has done nothing so far.
+            // The status for wrong usage, as of the command itself. Not `exit`, because the program
+            // is not initialized yet. SAFETY: ends the process, which has done nothing so far.
             unsafe { libc::_exit(2) };
         }
     }
     fork::watch();
 }
 
-/// Reports mistakes of the command line now, not at a later call of the program. Returns the number
-/// of devices.
+/// Checks the settings now, so that mistakes are not reported only at a later call of the program.
+/// Returns the number of devices.
 fn check() -> Result<u32, String> {
     let devices = Settings::from_environment(settings::DEVICES)?.devices;
     if let Some(target) = settings::variable(settings::TRACE) {
@@ -78,10 +78,10 @@ extern "C" fn tear_down() {
     device::flush();
 }
 
-/// Tells the hooks the directory for what the program lists, and the number of devices.
+/// Passes the directory for listed directories, and the number of devices, to the hooks.
 fn announce(devices: u32) {
     let root = settings::variable(settings::SYSFS).map(|root| {
-        // As `/proc` will show it: without symbolic links.
+        // Without symbolic links, as in `/proc`.
         std::fs::canonicalize(&root).unwrap_or_else(|_| root.into())
     });
     paths::set_up(root.and_then(|root| root.into_os_string().into_string().ok()), devices);

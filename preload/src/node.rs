@@ -1,11 +1,10 @@
 //! The open device nodes of this process.
 //!
-//! `open("/dev/infiniband/uverbs0")` gives the program one end of a socket pair; this module keeps
-//! the other. A descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`, a descriptor
-//! that was passed through a socket) need no bookkeeping. When the program has closed them all, or
-//! every process that inherited one has ended, the kept end reads end-of-file, and the node is
-//! closed like the kernel would close it. What arrives at the kept end comes from forked children,
-//! see `inherited.rs`.
+//! `open("/dev/infiniband/uverbs0")` returns one end of a socket pair; this module keeps the other.
+//! A descriptor is recognised by its inode, so duplicates (`dup`, `fcntl`, a descriptor that was
+//! passed through a socket) need no bookkeeping. When all of them are closed, also in processes
+//! that have inherited one, the kept end reads end-of-file, and the node is closed, as the kernel
+//! would do. Messages at the kept end are from forked children, see `inherited.rs`.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -31,7 +30,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// The end of the socket pair at which messages of forked children arrive.
+    /// The kept end, at which messages of forked children arrive.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.kept.as_fd()
     }
@@ -50,7 +49,7 @@ impl DeviceFile for Node {
     }
 }
 
-/// Opens device number `index`: the descriptor to hand to the program.
+/// Opens device number `index` and returns the program's descriptor.
 pub(crate) fn open(index: usize, close_on_exec: bool) -> Result<c_int, Errno> {
     close_abandoned();
     let file = device::open(index)?;
@@ -68,7 +67,7 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Node>> {
     NODES.find(fd)
 }
 
-/// Closes the device files of both kinds whose last descriptor is gone.
+/// Closes the device files of both kinds whose last descriptor is closed.
 pub(crate) fn close_abandoned() {
     NODES.close_abandoned(|node| {
         let index = node.index;
@@ -78,16 +77,16 @@ pub(crate) fn close_abandoned() {
     rdma_cm::close_abandoned();
 }
 
-/// Before a call on an open device file: closes what the program has closed before it, since the
-/// call's result may depend on it (a port that is bound, a steering rule that exists).
+/// Closes the device files that the program has closed. Call this before each call on an open
+/// device file, whose result may depend on it (a port that is bound, a steering rule that exists).
 pub(crate) fn catch_up() {
     if NODES.count() + rdma_cm::count() > 1 {
         close_abandoned();
     }
 }
 
-/// Starts the thread that closes nodes as soon as their last descriptor is gone, and answers forked
-/// children.
+/// Starts the thread that closes nodes as soon as their last descriptor is closed, and answers
+/// forked children.
 pub(crate) fn ensure_reaper() {
     if !REAPER_RUNS.swap(true, Ordering::AcqRel) {
         let started = thread::spawn("uverbs-reaper", reap_for_ever);
@@ -102,10 +101,10 @@ fn reap_for_ever() {
     }
 }
 
-/// How long the reaper waits at most, since it does not wait for files that are opened meanwhile.
+/// Longest wait of the thread, which does not wait for files that are opened meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Waits until a file's last descriptor is gone, and answers children meanwhile.
+/// Waits until a file's last descriptor is closed, and answers children meanwhile.
 fn wait_and_serve() {
     let asked = |kept| sys::waiting_for(kept, libc::POLLIN);
     let closed = |kept| sys::waiting_for(kept, 0);
@@ -123,7 +122,7 @@ fn wait_and_serve() {
 /// The lock on the table, held while the process forks.
 pub(crate) type Table = open_files::Table<Node>;
 
-/// Keeps other threads from using the table.
+/// Locks out other threads.
 pub(crate) fn lock() -> Table {
     NODES.lock()
 }
@@ -133,8 +132,8 @@ pub(crate) fn forget(table: Table, inherited: Inherited) {
     let mut identities = Vec::new();
     NODES.forget(table, |node| {
         identities.push(node.identity);
-        // With the child's copy of it open, the child would not notice the parent's end.
-        // SAFETY: the node is forgotten, so that nothing uses the descriptor.
+        // With the child's copy of it open, the child would not notice that the parent has ended.
+        // SAFETY: the node is forgotten, so the descriptor is not used any more.
         unsafe { sys::close(node.kept()) };
     });
     inherited::adopt(inherited, identities.into_iter());

@@ -1,9 +1,9 @@
 //! A table of the device files of one kind that this process has open.
 //!
-//! A kernel closes a file within close(2). Here no call says that the program's last descriptor is
-//! gone. So a thread watches the files, and each call whose result could show that a file is still
-//! open checks them first (`node::catch_up`). Only the table, and a call on the file that has not
-//! returned, keep a file open.
+//! A kernel closes a file within close(2). Here there is no hook for the close of the program's
+//! last descriptor. So a thread watches the files, and each call whose result could depend on a
+//! file that is still open checks them first (`node::catch_up`). A file is kept open only by the
+//! table, and by calls on it that have not returned.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,12 +16,12 @@ use crate::sys;
 pub(crate) trait DeviceFile {
     /// Device and inode of the program's descriptors.
     fn identity(&self) -> (u64, u64);
-    /// The descriptor of this library on which poll(2) reports that the program's are gone.
+    /// The library's own descriptor, on which poll(2) reports that the program's are closed.
     fn kept(&self) -> c_int;
 }
 
-/// Whether the program has closed its last descriptor. Then poll(2) reports POLLHUP on the other
-/// end of a socket and POLLERR on that of a pipe, for every set of requested events.
+/// Whether the program has closed its last descriptor. poll(2) then reports POLLHUP for the other
+/// end of a socket and POLLERR for that of a pipe, whatever events are requested.
 fn is_abandoned(file: &impl DeviceFile) -> bool {
     sys::poll(&mut [sys::waiting_for(file.kept(), 0)], Duration::ZERO) == 1
 }
@@ -29,18 +29,18 @@ fn is_abandoned(file: &impl DeviceFile) -> bool {
 /// The open files of one kind.
 pub(crate) struct OpenFiles<F: 'static> {
     files: RwLock<Vec<Arc<F>>>,
-    /// Their number: a program that has none pays one load.
+    /// Their number, so that in a program without any a call costs only a load.
     count: AtomicUsize,
 }
 
 /// The lock on a table, held while the process forks.
 pub(crate) type Table<F> = RwLockWriteGuard<'static, Vec<Arc<F>>>;
 
-/// Held while files are closed, so that a second thread which looks for abandoned files finds none
-/// that is being closed.
+/// Held while files are closed, so that a thread that looks for abandoned files waits until another
+/// thread has closed them.
 static CLOSING: Mutex<()> = Mutex::new(());
 
-/// No other thread closes files while it lives.
+/// While held, no other thread closes files.
 pub(crate) type Closing = MutexGuard<'static, ()>;
 
 /// Waits until no other thread closes files.
@@ -72,8 +72,8 @@ impl<F: DeviceFile> OpenFiles<F> {
         self.change(|files| files.push(Arc::new(file)));
     }
 
-    /// The file that a descriptor of the program refers to. A pipe's ends have one inode, so the
-    /// library's own end is left out by its number.
+    /// The file that a descriptor of the program refers to. Both ends of a pipe have the same
+    /// inode, so the library's own end is excluded by its number.
     pub(crate) fn find(&self, fd: c_int) -> Option<Arc<F>> {
         if self.count() == 0 || fd < 0 {
             return None;
@@ -87,25 +87,25 @@ impl<F: DeviceFile> OpenFiles<F> {
         self.read().iter().find(|file| file.kept() == kept).cloned()
     }
 
-    /// The descriptors on which poll(2) reports a file that the program has closed. They are
-    /// numbers only: what waits on them keeps no file open.
+    /// The descriptors on which poll(2) reports a file that the program has closed. They are only
+    /// numbers, which do not keep the files open.
     pub(crate) fn kept(&self) -> Vec<c_int> {
         self.read().iter().map(|file| file.kept()).collect()
     }
 
-    /// Passes the files whose last descriptor was gone at the call to `close`. It returns when all
-    /// of them are closed, by this thread or by another one.
+    /// Calls `close` for the files whose last descriptor is closed. Returns when all of them are
+    /// closed, by this thread or by another one.
     pub(crate) fn close_abandoned(&self, close: impl Fn(Arc<F>)) {
         if self.count() == 0 {
             return;
         }
         let _closing = closing();
-        // They are closed without the table's lock: closing sends datagrams, and what is written
-        // passes the hooks.
+        // Close them without the table's lock: closing sends datagrams, and these calls go through
+        // the hooks.
         self.take(is_abandoned).into_iter().for_each(close);
     }
 
-    /// Takes files out of the table, which the caller closes.
+    /// Removes files from the table and returns them to be closed.
     pub(crate) fn take(&self, is_one: impl Fn(&F) -> bool) -> Vec<Arc<F>> {
         self.change(|files| {
             let all = std::mem::take(files);
@@ -115,7 +115,7 @@ impl<F: DeviceFile> OpenFiles<F> {
         })
     }
 
-    /// Keeps every other thread out of the table.
+    /// Locks out other threads.
     pub(crate) fn lock(&'static self) -> Table<F> {
         self.files.write().unwrap_or_else(PoisonError::into_inner)
     }

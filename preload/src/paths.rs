@@ -1,8 +1,8 @@
 //! The devices' paths: `/dev/infiniband`, and their part of `/sys`.
 //!
-//! The tree itself is in memory (`device.rs`). Programs that list a directory or open one get a
-//! real directory below [`set_up`]'s root instead, see `files.rs`; a path relative to one is
-//! recognised by where the descriptor or the working directory leads.
+//! The tree itself is in memory (`device.rs`). A program that opens or lists a directory gets a
+//! real directory below [`set_up`]'s root instead, see `files.rs`. A relative path is recognised by
+//! the directory to which the descriptor, or the working directory, leads.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::OnceLock;
@@ -13,10 +13,10 @@ use uverbs_soft::chardev::{Found, pci_address};
 
 use crate::{device, sys};
 
-/// The connection manager's node, and what sysfs has of it.
+/// The connection manager's node and its entries in sysfs.
 const RDMA_CM: &str = "dev/infiniband/rdma_cm";
 const NODES: &str = "dev/infiniband/uverbs";
-/// Everything below these is the devices', or does not exist.
+/// A path below one of these is the devices', or does not exist.
 const OWN: [&str; 5] = [
     "dev/infiniband",
     "sys/bus/pci/drivers/mlx5_core",
@@ -24,13 +24,13 @@ const OWN: [&str; 5] = [
     "sys/devices/pci0000:f7",
     "sys/devices/virtual/misc/rdma_cm",
 ];
-/// Every class whose name begins like this.
+/// The same for all classes with this prefix.
 const CLASSES: &str = "sys/class/infiniband";
 /// A path without one of these is not resolved. Most paths of a program have none.
 const MARKS: [&[u8]; 5] = [b"infiniband", b"mlx5_core", b"0000:f", b"/char/231:", b"rdma_cm"];
 const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// The directory below which listed directories are laid out.
+/// The directory that contains the directories on disk.
 static ROOT: OnceLock<String> = OnceLock::new();
 static DEVICES: AtomicU32 = AtomicU32::new(0);
 /// Whether this process has opened a directory below the root, or was started in one.
@@ -49,7 +49,8 @@ pub(crate) fn set_up(root: Option<String>, devices: u32) {
     }
 }
 
-/// From now on relative paths may be the devices'.
+/// Called when the process opens a directory below the root: from now on relative paths may be the
+/// devices'.
 pub(crate) fn enter() {
     IS_INSIDE.store(true, Ordering::Relaxed);
 }
@@ -58,7 +59,7 @@ pub(crate) fn root() -> Option<&'static str> {
     ROOT.get().map(String::as_str)
 }
 
-/// The file that a path of the devices names.
+/// The file at a path of the devices.
 pub(crate) enum Place {
     /// A file with these contents.
     File(String),
@@ -78,17 +79,17 @@ pub(crate) enum NodeKind {
     RdmaCm,
 }
 
-/// A path that the hooks have an answer for.
+/// A path that the hooks handle.
 pub(crate) enum Target {
     /// The path without links, relative to `/`, and what is there.
     Own(String, Place),
-    /// A path that leaves the devices' tree, by `..` or a link: for the C library.
+    /// A path that leaves the devices' tree by `..` or a link, for the C library.
     Elsewhere(CString),
 }
 
 /// The file that a program's path leads to; `None` if it is not one of the devices'.
 ///
-/// It does not allocate for other paths, because allocators open files themselves.
+/// Does not allocate for other paths, because allocators open files themselves.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -100,12 +101,12 @@ pub(crate) unsafe fn find(
     if path.is_null() || device::is_internal() {
         return None;
     }
-    // SAFETY: not null, so a C string, says the caller.
+    // SAFETY: not null, so a C string, by this function's contract.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     absolute(directory, path).map(|path| resolve(&path, follow))
 }
 
-/// The path relative to `/`, if it is the devices'.
+/// The path relative to `/`, if it is a path of the devices.
 fn absolute(directory: c_int, path: &[u8]) -> Option<String> {
     match path {
         [] => None,
@@ -119,7 +120,7 @@ fn absolute(directory: c_int, path: &[u8]) -> Option<String> {
     }
 }
 
-/// The link in `/proc` that says where a descriptor leads.
+/// The link in `/proc` to a descriptor's file.
 fn descriptor(fd: c_int) -> CString {
     let path = match fd {
         libc::AT_FDCWD => "/proc/self/cwd".into(),
@@ -141,13 +142,13 @@ pub(crate) fn of_file(fd: c_int) -> Option<String> {
     std::str::from_utf8(path).ok().filter(|path| is_own(path)).map(str::to_owned)
 }
 
-/// The path that a laid-out directory (or a name in it) replaces.
+/// The path that a directory on disk (or a name in it) replaces.
 fn in_tree(path: &[u8]) -> Option<String> {
     let rest = path.strip_prefix(root()?.as_bytes())?.strip_prefix(b"/")?;
     Some(std::str::from_utf8(rest).ok()?.replace('!', "/")).filter(|path| is_own(path))
 }
 
-/// An absolute path that is the devices'.
+/// The path relative to `/`, if an absolute path is one of the devices.
 fn own(path: &[u8]) -> Option<String> {
     let is_marked = |mark: &&[u8]| path.windows(mark.len()).any(|part| part == *mark);
     let slashes = path.iter().take_while(|byte| **byte == b'/').count();
@@ -158,7 +159,7 @@ fn own(path: &[u8]) -> Option<String> {
     let path = std::str::from_utf8(path).ok()?;
     let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
     let mut normal = names.join("/");
-    // A slash at the end stays, because it means that a link is followed.
+    // Keep a slash at the end, because it means that a link is followed.
     if path.ends_with('/') {
         normal.push('/');
     }

@@ -1,13 +1,13 @@
-//! Programs that poll: the polls that find nothing let the device make progress.
+//! Lets the device make progress during polls that find nothing.
 //!
 //! The provider reads the completion queue in memory. So a program that polls in a loop makes no
-//! call that a hook could see, and the device's thread has to share the processors with it: on a
+//! call for which there is a hook, and the device's thread shares the processors with it: on a
 //! machine with more threads than processors each message waits for time slices.
 //!
-//! Here functions of this library are called in the provider's place: [`poll_cq`] for
-//! `ibv_poll_cq`, and those of [`extended`](crate::extended) for `ibv_start_poll`. They call the
-//! provider's, and after some polls in a row that found nothing they do the device's work, as
-//! [`OpenFile::poll_idle`] does for programs of the Rust library.
+//! Functions of this library therefore replace the provider's: [`poll_cq`] for `ibv_poll_cq`, and
+//! those of [`extended`](crate::extended) for `ibv_start_poll`. They call the provider's, and after
+//! several consecutive polls that found nothing they do the device's work, like
+//! [`OpenFile::poll_idle`] in programs that use the Rust library.
 //!
 //! [`OpenFile::poll_idle`]: uverbs_soft::chardev::OpenFile::poll_idle
 
@@ -17,11 +17,11 @@ use std::mem::transmute;
 
 use crate::contexts::{Context, Slot};
 
-/// Polls in a row that may find nothing before the thread does the device's work. A program that
-/// polls now and then between other work pays nothing for it.
+/// Consecutive polls without a completion before the thread does the device's work. So a program
+/// that polls only now and then does not do it.
 const EMPTY_POLLS: u32 = 8;
 
-/// `struct ibv_cq`, as far as it matters here.
+/// `struct ibv_cq`, as far as it is used here.
 #[repr(C)]
 pub struct CompletionQueue {
     context: *mut Context,
@@ -30,9 +30,9 @@ pub struct CompletionQueue {
 type PollCq = unsafe extern "C" fn(*mut CompletionQueue, c_int, *mut c_void) -> c_int;
 
 thread_local! {
-    /// Polls of this thread in a row that found nothing.
+    /// Consecutive polls of this thread that found nothing.
     static EMPTY: Cell<u32> = const { Cell::new(0) };
-    /// Whether this thread does the device's work now.
+    /// Whether this thread is doing the device's work.
     static IS_AT_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -44,8 +44,9 @@ unsafe extern "C" {
 /// `PTHREAD_CANCEL_DISABLE` of `<pthread.h>`.
 const CANCEL_DISABLE: c_int = 1;
 
-/// Does the device's work in this thread, which has its locks meanwhile. `pthread_cancel(3)` does
-/// not end the thread in it: `ibv_poll_cq` is not a cancellation point.
+/// Does the device's work in this thread, which holds the device's locks meanwhile.
+/// `pthread_cancel(3)` does not end the thread during it, since `ibv_poll_cq` is not a cancellation
+/// point.
 pub(crate) fn at_work<T>(work: impl FnOnce() -> T) -> T {
     let before = set_cancellation(CANCEL_DISABLE);
     let outer = IS_AT_WORK.replace(true);
@@ -55,13 +56,13 @@ pub(crate) fn at_work<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether a signal handler that ends the process has interrupted the device's work in this thread:
-/// it will never release its locks.
+/// Whether this is called in a signal handler that has interrupted the device's work in this
+/// thread. If the handler ends the process, the work never releases its locks.
 pub(crate) fn is_interrupted_at_work() -> bool {
     IS_AT_WORK.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Sets whether this thread can be cancelled; how it was before.
+/// Sets whether this thread can be cancelled, and returns the previous state.
 fn set_cancellation(state: c_int) -> c_int {
     let mut before = 0;
     // SAFETY: it stores an integer in `before`. An unknown state is refused.
@@ -69,7 +70,7 @@ fn set_cancellation(state: c_int) -> c_int {
     before
 }
 
-/// In place of the provider's function.
+/// Replaces the provider's function.
 ///
 /// # Safety
 /// As `ibv_poll_cq(3)`.
@@ -90,11 +91,11 @@ pub(crate) unsafe extern "C" fn poll_cq(
     found
 }
 
-/// After a poll: lets the device make progress, or other threads run, if this was one of several in
-/// a row that found nothing.
+/// Call this after each poll. If several consecutive polls found nothing, it lets the device make
+/// progress, or other threads run.
 ///
 /// # Safety
-/// The context is open, and stays so meanwhile.
+/// The context is open, and is not closed during the call.
 pub(crate) unsafe fn polled(context: *mut Context, is_empty: bool) {
     let empty = if is_empty { EMPTY.get().saturating_add(1) } else { 0 };
     EMPTY.set(empty);

@@ -1,9 +1,9 @@
 //! `/dev/infiniband/rdma_cm`: the open files of this process, and the calls on their descriptors.
 //!
 //! A program gets the read end of a pipe, which is readable while events wait
-//! (`uverbs_soft::chardev::RdmaCm`). This library recognises it by its inode, as it does a verbs
-//! node (`node.rs`), so duplicates need no bookkeeping. The pipe's other end has the same inode and
-//! belongs to this library, which knows its number. Commands come through `write(2)`; the kernel's
+//! (`uverbs_soft::chardev::RdmaCm`). This library recognises it by its inode, like a verbs node
+//! (`node.rs`), so duplicates need no bookkeeping. The library keeps the pipe's other end, which
+//! has the same inode and is excluded by its number. Commands come through `write(2)`; the kernel's
 //! file has neither read nor ioctl nor mmap.
 
 use std::ffi::{c_int, c_ulong, c_void};
@@ -28,7 +28,7 @@ pub(crate) struct Open {
 
 static OPEN: OpenFiles<Open> = OpenFiles::new();
 
-/// The descriptors that [`open`] has returned, a bit each, as far as their numbers are below 1024.
+/// A bit for each descriptor below 1024 that [`open`] has returned.
 static RETURNED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// The word and the bit of a descriptor; none for high numbers.
@@ -58,7 +58,7 @@ impl DeviceFile for Open {
     }
 }
 
-/// Opens the node: the descriptor to hand to the program. If it does not block, fetching an event
+/// Opens the node and returns the program's descriptor. With `does_not_block`, fetching an event
 /// does not wait for one.
 pub(crate) fn open(close_on_exec: bool, does_not_block: bool) -> Result<c_int, Errno> {
     node::close_abandoned();
@@ -85,12 +85,12 @@ pub(crate) fn count() -> usize {
     OPEN.count()
 }
 
-/// The ends of the pipes on which the reaper waits.
+/// The ends of the pipes that this library keeps.
 pub(crate) fn kept() -> Vec<c_int> {
     OPEN.kept()
 }
 
-/// Closes the files whose last descriptor is gone.
+/// Closes the files whose last descriptor is closed.
 pub(crate) fn close_abandoned() {
     OPEN.close_abandoned(|file| {
         drop(file);
@@ -106,7 +106,7 @@ pub(crate) fn close_all() {
 /// The lock on the table, held while the process forks.
 pub(crate) type Table = open_files::Table<Open>;
 
-/// Keeps every other thread out of the table.
+/// Locks out other threads.
 pub(crate) fn lock() -> Table {
     OPEN.lock()
 }
@@ -119,7 +119,7 @@ pub(crate) fn forget(table: Table) {
 /// ioctl requests that the kernel answers for every file.
 const OF_EVERY_FILE: [c_ulong; 4] = [libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::FIOASYNC];
 
-/// Whether an ioctl is refused: one that the kernel's file of this node does not have.
+/// Whether an ioctl is refused because the kernel's file of this node does not have it.
 pub(crate) fn refuses(fd: c_int, request: c_ulong) -> bool {
     !OF_EVERY_FILE.contains(&request) && find(fd).is_some()
 }
@@ -143,8 +143,8 @@ fn command_failed(errno: Errno) -> isize {
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: usize) -> isize {
     if let Some(open) = find(fd) {
         node::catch_up();
-        // SAFETY: the program's open descriptor; a command of its own, whose addresses it vouches
-        // for as it would to the kernel.
+        // SAFETY: the program's own command on its open descriptor. Its addresses are as valid as
+        // for the kernel.
         let result = unsafe {
             let fd = BorrowedFd::borrow_raw(fd);
             open.file.write(fd, bytes.cast(), length)
@@ -161,9 +161,9 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: usize) -
 
 /// `read(2)`: the kernel's file has none.
 ///
-/// Programs read from their other files all the time, and to identify a file is a system call. So
-/// only descriptors that [`open`] returned are looked at. A program that duplicates one and reads
-/// from the duplicate, which fails with the kernel's file, gets the pipe's byte.
+/// Programs often read from other files, and identifying a file takes a system call. So only
+/// descriptors that [`open`] has returned are checked. A read from a duplicate of one, which fails
+/// with the kernel's file, returns the pipe's byte.
 ///
 /// # Safety
 /// As the C function.

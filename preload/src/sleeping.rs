@@ -1,10 +1,10 @@
-//! Programs that sleep in `ibv_get_cq_event`: their thread does the device's work meanwhile.
+//! Does the device's work in threads that sleep in `ibv_get_cq_event`.
 //!
-//! The C function only reads the channel's file. A packet would wake the device's thread, and that
-//! would wake the program: two thread switches per message, each of which has to wait for a time
-//! slice on a busy machine. Instead, the program's thread sleeps on the device's files and the
-//! channel's at once ([`OpenFile::wait_readable`]). Then the C function finds its event. How
-//! signals are treated: [`asleep`].
+//! The C function only reads the channel's file. A packet would wake the device's thread, which
+//! would then wake the program's: two thread switches per message, each of which waits for a time
+//! slice on a busy machine. Instead, the program's thread sleeps on the files of both the device
+//! and the channel ([`OpenFile::wait_readable`]). The C function then finds its event without
+//! sleeping. For signals see [`asleep`].
 //!
 //! [`OpenFile::wait_readable`]: uverbs_soft::chardev::OpenFile::wait_readable
 
@@ -43,7 +43,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 ) -> c_int {
     type Get =
         unsafe extern "C-unwind" fn(*mut Channel, *mut *mut c_void, *mut *mut c_void) -> c_int;
-    // SAFETY: the channel stays open during the call, and with it its context.
+    // SAFETY: the channel, and with it its context, stays open during the call.
     let channel_of = unsafe { &*channel };
     let slot = Slot::find(channel_of.context);
     let function = match slot {
@@ -54,7 +54,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         Errno::ENOSYS.set();
         return -1;
     }
-    // SAFETY: libibverbs's function of this name has this type.
+    // SAFETY: libibverbs' function of this name has this type.
     let get: Get = unsafe { transmute(function) };
     loop {
         // SAFETY: as before.
@@ -74,7 +74,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 /// Sleeps once, if the C function would sleep.
 ///
 /// # Safety
-/// The slot is in use, its channel's descriptor is open, and both stay so meanwhile.
+/// The slot is in use and the channel's descriptor is open, and both stay so during the call.
 unsafe fn sleep(slot: Option<&Slot>, fd: c_int) -> Slept<()> {
     // SAFETY: the caller's.
     let Some(node) = slot.and_then(|slot| unsafe { slot.node() }) else { return Slept::Failed };

@@ -1,8 +1,8 @@
 //! System calls made directly, for the hooks that replace the C library's functions.
 //!
-//! A hook cannot call the C library's function of the same name, since that is the hook itself, and
-//! looking up the next one (`dlsym`) may allocate while the loader or the allocator is the caller.
-//! The C library's `syscall` is a hook as well, so the instruction is here.
+//! A hook cannot call the C library's function of the same name, since that is the hook itself.
+//! Looking up the next one (`dlsym`) may allocate, while the caller may be the loader or the
+//! allocator. `syscall` is also hooked, so the instruction is written here.
 
 use std::arch::asm;
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
@@ -16,8 +16,8 @@ use std::time::Duration;
 unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let result;
-    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11, and no memory but what
-    // the caller's arguments let it.
+    // SAFETY: the kernel's calling convention: it changes rax, rcx and r11, and only memory that
+    // the arguments allow it to change.
     unsafe {
         asm!(
             "syscall",
@@ -39,8 +39,8 @@ unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
 unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
     let [first, second, third, fourth, fifth, sixth] = arguments;
     let result;
-    // SAFETY: the kernel's calling convention: it changes x0, and no memory but what the caller's
-    // arguments let it.
+    // SAFETY: the kernel's calling convention: it changes x0, and only memory that the arguments
+    // allow it to change.
     unsafe {
         asm!(
             "svc 0",
@@ -60,7 +60,7 @@ unsafe fn kernel(number: c_long, arguments: [c_long; 6]) -> c_long {
 pub(crate) unsafe fn call(number: c_long, arguments: [c_long; 6]) -> c_long {
     // SAFETY: the caller vouches for the arguments.
     let result = unsafe { kernel(number, arguments) };
-    // Linux keeps the last page of addresses free for error numbers (`MAX_ERRNO`).
+    // Linux reserves the last page of addresses for error numbers (`MAX_ERRNO`).
     if (-4095..0).contains(&result) { fail(-result as c_int).into() } else { result }
 }
 
@@ -75,7 +75,7 @@ pub(crate) unsafe fn openat(
     mode: c_int,
 ) -> c_int {
     let arguments = [directory.into(), path as c_long, flags.into(), mode.into(), 0, 0];
-    // SAFETY: the arguments are those of the system call; the caller vouches for `path`.
+    // SAFETY: the arguments are those of the system call; by this function's contract for `path`.
     (unsafe { call(libc::SYS_openat, arguments) }) as c_int
 }
 
@@ -85,7 +85,8 @@ pub(crate) unsafe fn openat(
 /// As the request demands of `argument`.
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let arguments = [fd.into(), request as c_long, argument as c_long, 0, 0, 0];
-    // SAFETY: the arguments are those of the system call; the caller vouches for `argument`.
+    // SAFETY: the arguments are those of the system call; by this function's contract for
+    // `argument`.
     (unsafe { call(libc::SYS_ioctl, arguments) }) as c_int
 }
 
@@ -103,7 +104,8 @@ pub(crate) unsafe fn mmap(
 ) -> *mut c_void {
     let place = [address as c_long, length as c_long];
     let arguments = [place[0], place[1], protection.into(), flags.into(), fd.into(), offset];
-    // SAFETY: the arguments are those of the system call; the caller vouches for `address`.
+    // SAFETY: the arguments are those of the system call; by this function's contract for
+    // `address`.
     (unsafe { call(libc::SYS_mmap, arguments) }) as *mut c_void
 }
 
@@ -117,7 +119,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// `close(2)`.
 ///
 /// # Safety
-/// Nothing uses the descriptor any more.
+/// The descriptor is not used any more.
 pub(crate) unsafe fn close(fd: c_int) {
     // SAFETY: the arguments are those of the system call; the caller gives the descriptor up.
     unsafe { call(libc::SYS_close, [fd.into(), 0, 0, 0, 0, 0]) };
@@ -128,10 +130,10 @@ pub(crate) fn waiting_for(fd: c_int, events: i16) -> libc::pollfd {
     libc::pollfd { fd, events, revents: 0 }
 }
 
-/// `poll(2)` on descriptors that are only numbers here: one that was closed meanwhile is reported
-/// (POLLNVAL), and one that was opened again under the same number is waited on in its place. Made
-/// directly, it is not a cancellation point in hooks of functions that are none. Returns the number
-/// of entries with events, 0 after the limit, or -1 with `errno`.
+/// `poll(2)` on descriptors that other threads may close: a closed one is reported (POLLNVAL), and
+/// if another file has the same number, the call waits on that. Unlike the C library's function it
+/// is not a cancellation point, so hooks of functions that are none can use it. Returns the number
+/// of entries with events, 0 after `limit`, or -1 with `errno`.
 pub(crate) fn poll(entries: &mut [libc::pollfd], limit: Duration) -> c_long {
     let mut time = libc::timespec {
         tv_sec: limit.as_secs() as libc::time_t,
@@ -140,12 +142,11 @@ pub(crate) fn poll(entries: &mut [libc::pollfd], limit: Duration) -> c_long {
     let at = [entries.as_mut_ptr() as c_long, entries.len() as c_long];
     let arguments = [at[0], at[1], &raw mut time as c_long, 0, 0, 0];
     // SAFETY: the arguments are those of the system call. It writes at most the given number of
-    // entries, and the time that is left into `time`: only the C library's function hides that
-    // (ppoll(2)).
+    // entries, and the remaining time into `time` (ppoll(2)).
     unsafe { call(libc::SYS_ppoll, arguments) }
 }
 
-/// `send(2)` without waiting and without a signal; whether all of it was sent.
+/// `send(2)` without waiting and without a signal. Returns whether all bytes were sent.
 pub(crate) fn send(fd: c_int, bytes: &[u8]) -> bool {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let arguments =
@@ -191,7 +192,7 @@ pub(crate) fn read_link<'a>(path: &std::ffi::CStr, into: &'a mut [u8]) -> Option
     let at: c_long = libc::AT_FDCWD.into();
     let space = [into.as_mut_ptr() as c_long, into.len() as c_long];
     let arguments = [at, path.as_ptr() as c_long, space[0], space[1], 0, 0];
-    // SAFETY: a C string, and a buffer of as many bytes as the call is told.
+    // SAFETY: a C string, and a buffer with its length.
     let length = unsafe { call(libc::SYS_readlinkat, arguments) };
     usize::try_from(length).ok().filter(|length| *length < into.len()).map(|length| &into[..length])
 }
@@ -199,7 +200,7 @@ pub(crate) fn read_link<'a>(path: &std::ffi::CStr, into: &'a mut [u8]) -> Option
 /// Device and inode of an open file.
 pub(crate) fn identity(fd: c_int) -> Option<(u64, u64)> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: an empty C string and a place for one `stat`.
+    // SAFETY: an empty C string and space for one `stat`.
     let result = unsafe { fstatat(fd, c"".as_ptr(), stat.as_mut_ptr(), libc::AT_EMPTY_PATH) };
     // SAFETY: the call succeeded, so it has filled the struct.
     (result == 0).then(|| unsafe { stat.assume_init() }).map(|stat| (stat.st_dev, stat.st_ino))
@@ -217,11 +218,10 @@ pub(crate) fn outcome(result: Result<c_int, nix::errno::Errno>) -> c_int {
     result.unwrap_or_else(|errno| fail(errno as c_int))
 }
 
-/// The C library's function that the hook of the same name replaces: looked up until it is found,
-/// then kept. `None` if the C library has none.
+/// The C library's function that the hook of the same name replaces; `None` if it has none. A
+/// function that was found is cached.
 ///
-/// Hooks that use it are called by programs at run time, never by the loader, so the look-up is
-/// safe.
+/// Only for hooks that the loader and the allocator do not call, since the lookup may allocate.
 macro_rules! next {
     ($name:ident as $function:ty) => {{
         static NEXT: std::sync::atomic::AtomicPtr<std::ffi::c_void> =

@@ -1,8 +1,8 @@
-//! Answers to RDMA netlink requests, as from the RDMA core (drivers/infiniband/core/nldev.c,
+//! Answers RDMA netlink requests like the kernel's RDMA core (drivers/infiniband/core/nldev.c,
 //! netlink.c).
 //!
-//! They describe devices, ports, the character device, the subsystem and the number of objects. A
-//! list of objects is answered only if it is empty. Other requests fail with EOPNOTSUPP. Names and
+//! Supported are requests about devices, ports, character devices, the subsystem and the number of
+//! objects, and for lists of objects that are empty. Other requests fail with EOPNOTSUPP. Names and
 //! states are those of the software device's sysfs tree.
 
 use nix::errno::Errno;
@@ -66,7 +66,7 @@ mod attribute {
 
 /// `RDMA_DRIVER_MLX5`.
 const MLX5: u32 = uverbs_uapi::enums::DriverId::MLX5.0;
-/// Bytes of messages in one datagram, at most: libmnl reads 4096 at a time.
+/// Most bytes of messages in one datagram. libmnl reads 4096 bytes at a time.
 const DATAGRAM: usize = 3072;
 
 type Answer = Result<Vec<Attributes>, Errno>;
@@ -100,7 +100,7 @@ fn datagrams_for(request: &Request<'_>, port: u32) -> Vec<Vec<u8>> {
     datagrams
 }
 
-/// `NLMSG_ERROR`: a negated errno and the message that it is about; 0 acknowledges.
+/// `NLMSG_ERROR`: a negated errno, or 0 for an acknowledgement, and the request.
 fn status(request: &Request<'_>, port: u32, errno: i32) -> Vec<u8> {
     let mut body = (-errno).to_ne_bytes().to_vec();
     body.extend(request.bytes);
@@ -147,8 +147,9 @@ fn answer(request: &Request<'_>, is_dump: bool) -> Answer {
     }
 }
 
-/// All network namespaces share the devices. COPY_ON_FORK (Linux 5.12) says that a fork leaves
-/// registered memory as it is: here the device uses the process's own addresses.
+/// All network namespaces share the devices. COPY_ON_FORK (Linux 5.12) means that a fork does not
+/// affect registered memory, which is true here because the device uses the process's own
+/// addresses.
 fn subsystem() -> Attributes {
     let mut body = Attributes::default();
     body.add(attribute::NETNS_MODE, &[1]).add(attribute::COPY_ON_FORK, &[1]);
@@ -198,7 +199,7 @@ impl<'a> Device<'a> {
         self.tree.read(&path).unwrap_or_default().trim()
     }
 
-    /// The number that an attribute begins with, as in `4: ACTIVE`, or that it is, as in `0x1`.
+    /// The number at the start of an attribute, such as `4: ACTIVE` or `0x1`.
     fn number(&self, name: &str) -> u32 {
         let text = self.text(name).split(':').next().unwrap_or_default();
         match text.strip_prefix("0x") {
@@ -274,8 +275,8 @@ impl<'a> Device<'a> {
         body
     }
 
-    /// `res_get_common_dumpit` for a device without objects of this kind: no message. EOPNOTSUPP
-    /// if there are any.
+    /// `res_get_common_dumpit` for a device without objects of this kind: no message. Fails with
+    /// EOPNOTSUPP if there are any.
     fn list_none_of(&self, kind: &str) -> Answer {
         match self.objects.iter().any(|(name, count)| *name == kind && *count > 0) {
             true => Err(Errno::EOPNOTSUPP),
@@ -300,7 +301,7 @@ impl<'a> Device<'a> {
     }
 }
 
-/// A device number as the kernel's `huge_encode_dev` writes it.
+/// A device number in the encoding of the kernel's `huge_encode_dev`.
 fn encoded(number: libc::dev_t) -> u64 {
     let (major, minor) = (u64::from(libc::major(number)), u64::from(libc::minor(number)));
     minor & 0xff | major << 8 | (minor & !0xff) << 12

@@ -1,5 +1,5 @@
-//! The C library's calls on netlink sockets. Calls on RDMA netlink sockets are answered here, those
-//! on every other socket go to the C library.
+//! Hooks for calls on sockets. Calls on RDMA netlink sockets are handled here; those on other
+//! sockets are passed to the C library.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,8 +11,8 @@ use crate::sys::{self, next};
 const SOL_NETLINK: c_int = 270;
 const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
 
-/// Hooks: C functions by name and type. In each, the name after the type is a function of the same
-/// arguments that calls the C library's.
+/// Declares hooks: C functions by name and type. The name after the type is that of the C library's
+/// function inside the hook.
 macro_rules! hooks {
     ($(#[$doc:meta] $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty, $next:ident $body:block)*) => {$(
         #[$doc]
@@ -43,7 +43,7 @@ fn address(port: u32) -> libc::sockaddr_nl {
     address
 }
 
-/// Writes as much of an address as fits, and its whole length, as the kernel does.
+/// Writes as much of an address as fits, and its full length, as the kernel does.
 ///
 /// # Safety
 /// `into` points at `*length` bytes, and `length` may be written.
@@ -61,10 +61,10 @@ fn to_c_result(result: Result<usize, Errno>) -> isize {
     result.map_or_else(|errno| sys::fail(errno as c_int) as isize, |length| length as isize)
 }
 
-/// All bytes of a list of buffers.
+/// All bytes of a message's buffers.
 ///
 /// # Safety
-/// The buffers are as long as they say.
+/// `header` and its buffers are valid for reads.
 unsafe fn gather(header: *const libc::msghdr) -> Vec<u8> {
     // SAFETY: the caller's header, with so many buffers.
     let (first, count) = unsafe { ((*header).msg_iov, (*header).msg_iovlen) };
@@ -189,7 +189,7 @@ hooks! {
         0
     }
 
-    /// `setsockopt(2)`: netlink's own options change nothing here.
+    /// `setsockopt(2)`: netlink's own options have no effect here.
     setsockopt(
         fd: c_int,
         level: c_int,

@@ -20,7 +20,7 @@ pub(super) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The first message, and what follows it. `None` if there is no whole message.
+    /// The first message and the remaining bytes. `None` if there is no complete message.
     pub(super) fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let length = u32_at(bytes, 0)? as usize;
         let message = bytes.get(..length).filter(|message| message.len() >= HEADER)?;

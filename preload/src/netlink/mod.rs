@@ -1,8 +1,8 @@
-//! RDMA netlink (`NETLINK_RDMA`): `rdma link` uses it, and libibverbs tries it before sysfs.
+//! RDMA netlink (`NETLINK_RDMA`), which `rdma link` uses, and which libibverbs tries before sysfs.
 //!
-//! The program's socket is one end of a socket pair. The answers to a request are written into the
-//! other end before `sendmsg` returns, as the kernel does. Receiving and polling are left to the
-//! kernel. The hooks handle only the calls for which a netlink socket differs from a socket pair:
+//! The program's socket is one end of a socket pair. As in the kernel, the answers to a request are
+//! written before `sendmsg` returns: here to the other end of the pair. Receiving and polling need
+//! no hooks. The hooks handle only the calls for which a netlink socket differs from a socket pair:
 //! `bind`, `getsockname`, addresses of senders, netlink's options.
 
 mod answer;
@@ -23,7 +23,8 @@ use crate::sys;
 /// A netlink socket of the program.
 pub(crate) struct Socket {
     fd: c_int,
-    /// Device and inode, because the program may close the socket and reuse its number.
+    /// Device and inode. The descriptor does not identify the socket, since the program may close
+    /// it and reuse its number.
     identity: (u64, u64),
     /// The other end of the pair.
     kept: OwnedFd,
@@ -35,10 +36,10 @@ pub(crate) struct Socket {
 pub(crate) type Sockets = MutexGuard<'static, Vec<Socket>>;
 
 static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
-/// The number of sockets, so that a call costs only a load in a program that has none.
+/// The number of sockets, so that in a program without any a call costs only a load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Keeps other threads from using the table, also while the process forks.
+/// Locks out other threads, also while the process forks.
 pub(crate) fn lock() -> Sockets {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -63,8 +64,8 @@ fn is_open(socket: &Socket) -> bool {
     poll(&mut fds, PollTimeout::ZERO) != Ok(1)
 }
 
-/// A free address, as in the kernel (netlink_autobind of net/netlink/af_netlink.c): the process id
-/// for the first socket, then the numbers from -4097 down, which no process has.
+/// A free address, chosen as in the kernel (netlink_autobind of net/netlink/af_netlink.c): the
+/// process id for the first socket, then numbers from -4097 down, which are not process ids.
 fn free_port(is_taken: impl Fn(u32) -> bool) -> u32 {
     let others = (0..u32::MAX / 2).map(|number| (-4097_i32 as u32) - number);
     let mut all = std::iter::once(std::process::id()).chain(others);
@@ -86,10 +87,10 @@ fn with<R>(fd: c_int, act: impl FnOnce(&mut Socket) -> R) -> Option<R> {
     Some(act(&mut sockets[index]))
 }
 
-/// Answers what the program sends.
+/// Answers the requests that the program sends.
 fn send(fd: c_int, bytes: &[u8]) -> Option<Result<usize, Errno>> {
     let port = with(fd, |socket| socket.port)?;
-    // Without the table's lock, because this may create the devices.
+    // Without the table's lock, because this call may create the devices.
     let answers = answer::to(bytes, port);
     let deliver = |socket: &mut Socket| {
         answers.iter().all(|answer| sys::send(socket.kept.as_raw_fd(), answer))

@@ -4,7 +4,7 @@
 //! [4712] 0.013370 uverbs0 ALLOC_PD core_out={pd_handle=1} uhw_out={pdn=2} = 0 <8 us>
 //! ```
 //! Process id, seconds since the library was loaded, node, method or write command, attributes
-//! (those that the call returns with their new values), result, time taken.
+//! (outputs with the returned values), result, duration.
 
 mod names;
 mod payload;
@@ -31,7 +31,7 @@ use crate::node::Node;
 use crate::settings;
 use request::Request;
 
-/// The file of the trace, and the time that it began.
+/// The file of the trace, and its start time.
 struct Trace {
     file: File,
     /// The file's name; `None` for standard error.
@@ -43,7 +43,7 @@ struct Trace {
 
 static TRACE: OnceLock<Trace> = OnceLock::new();
 
-/// Begins to trace: to standard error for `-`, else to the end of a file, which the processes of
+/// Starts the trace: to standard error for `-`, else to the end of a file, which the processes of
 /// one run share.
 pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
     let path = (target != "-").then(|| PathBuf::from(target));
@@ -58,8 +58,8 @@ pub(crate) fn begin(target: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// The first process of a run empties the file, and fails if it cannot be written. The others go on
-/// without a trace, because its reader may be gone.
+/// The first process of a run empties the file. If the file cannot be written, that process fails,
+/// but later ones continue without a trace, because its reader may have ended.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let token = settings::of_run(TRACED);
     let is_first = token.as_ref().is_some_and(|token| is_first(token));
@@ -92,13 +92,13 @@ impl Trace {
             since.as_secs(),
             since.subsec_micros()
         );
-        // The program goes on if the reader of its trace is gone, or the file may not grow.
+        // The program continues if the trace's reader has ended, or if the file may not grow.
         if let Err(error) = without_signals(|| (&self.file).write_all(line.as_bytes())) {
             self.lost(&error);
         }
     }
 
-    /// Says once that lines are missing.
+    /// Reports once that lines are missing.
     #[cold]
     fn lost(&self, error: &io::Error) {
         let Some(path) = &self.path else { return };
@@ -108,21 +108,21 @@ impl Trace {
     }
 }
 
-/// The program opened a node.
+/// Records that the program opened a node.
 pub(crate) fn opened(index: usize, fd: c_int) {
     if let Some(trace) = TRACE.get() {
         trace.line(index, Instant::now(), format_args!("open = {fd}"));
     }
 }
 
-/// The last descriptor of a node is gone.
+/// Records that the last descriptor of a node was closed.
 pub(crate) fn closed(index: usize) {
     if let Some(trace) = TRACE.get() {
         trace.line(index, Instant::now(), "close");
     }
 }
 
-/// Runs an ioctl on a node.
+/// Executes an ioctl on a node and records it.
 ///
 /// # Safety
 /// As `OpenFile::ioctl`.
@@ -146,17 +146,17 @@ pub(crate) unsafe fn ioctl(node: &Node, request: *mut u8) -> Result<(), Errno> {
     result
 }
 
-/// The program opened the connection manager's node.
+/// Records that the program opened the connection manager's node.
 pub(crate) fn cm_opened(fd: c_int) {
     cm_line(format_args!("open = {fd}"));
 }
 
-/// The last descriptor of a file of the connection manager is gone.
+/// Records that the last descriptor of a file of the connection manager was closed.
 pub(crate) fn cm_closed() {
     cm_line("close");
 }
 
-/// The program wrote a command to the connection manager.
+/// Records a command to the connection manager.
 pub(crate) fn cm_command(address: u64, length: usize, result: Result<usize, Errno>) {
     if TRACE.get().is_none() || length < size_of::<CmdHdr>() {
         return;
@@ -184,7 +184,7 @@ fn outcome(result: Result<(), Errno>) -> String {
 /// (`MLX5_IB_MMAP_OFFSET_START` of mlx5_ib.h).
 const OBJECTS: u32 = 9;
 
-/// The program mapped a page of a node.
+/// Records a mapping of a node.
 pub(crate) fn mapped(node: &Node, length: usize, offset: i64, result: Result<u64, Errno>) {
     let Some(trace) = TRACE.get() else { return };
     let page = offset as u64 / 4096;

@@ -1,4 +1,4 @@
-//! The verb of a request, and the struct of each of its payloads.
+//! Finds the verb of a request, and the struct of each of its payloads.
 //!
 //! The kernel names its structs after the verbs, so nearly all of them are found by name.
 
@@ -40,7 +40,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("EX_DESTROY_RWQ_IND_TBL", "CORE_IN", "ib_uverbs_ex_destroy_rwq_ind_table"),
 ];
 
-/// The struct that an attribute carries, if it is one.
+/// The struct of an attribute's payload, if it has one.
 pub(super) fn structure(verb: &str, attribute: &AttrView, len: usize) -> Option<&'static Struct> {
     let attribute = attribute.info()?.name;
     let exception = EXCEPTIONS.iter().find(|(v, a, _)| (*v, *a) == (verb, attribute));

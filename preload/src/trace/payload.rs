@@ -1,4 +1,4 @@
-//! Bytes of a request as text, with field names where their struct is known.
+//! Formats payloads of a request, with field names if their struct is known.
 
 use std::fmt::Write;
 use std::io::IoSliceMut;
@@ -9,8 +9,8 @@ use uverbs_uapi::layout::{Field, Struct};
 
 use super::names;
 
-/// Copies memory of this process; `None` if it is not all readable. The program's pointers may be
-/// wrong, so they are not followed.
+/// Copies memory of this process; `None` if it is not all readable. The pointers of the program are
+/// not dereferenced, because they may be invalid.
 pub(super) fn read(address: u64, length: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; length];
     let remote = [RemoteIoVec { base: usize::try_from(address).ok()?, len: length }];
@@ -29,7 +29,7 @@ pub(super) fn text(bytes: &[u8], structure: Option<&'static Struct>) -> String {
 fn fields(bytes: &[u8], structure: &'static Struct) -> String {
     let mut text = String::from("{");
     for field in structure.fields.iter().filter(|field| is_shown(field)) {
-        // Shorter structs than today's come from older programs and end earlier.
+        // Older programs use shorter structs.
         let Some(value) = bytes.get(field.offset..field.offset + field.size) else { break };
         let separator = if text.len() > 1 { ", " } else { "" };
         let nested = names::nested(field.name, field.size);
@@ -41,7 +41,8 @@ fn fields(bytes: &[u8], structure: &'static Struct) -> String {
     text
 }
 
-/// `response` is where `write(2)` would have put the answer.
+/// Whether the field is shown: not reserved ones, and not `response`, the address for the answer of
+/// `write(2)`.
 fn is_shown(field: &Field) -> bool {
     !(field.name.starts_with("reserved") || field.name == "response" || field.c_path.is_empty())
 }
@@ -54,11 +55,11 @@ fn scalar(bytes: &[u8]) -> String {
         [a, b, c, d, e, f, g, h] => u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
         _ => return hex(bytes),
     };
-    // Addresses, masks and keys are read in hex, counts and numbers in decimal.
+    // Hex for values that are probably addresses, masks or keys, decimal for counts and numbers.
     if value < 0x1_0000 { value.to_string() } else { format!("{value:#x}") }
 }
 
-/// What a long payload shows at most.
+/// Most bytes that are shown of a payload.
 const LONGEST: usize = 64;
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,4 +1,4 @@
-//! One request as text.
+//! Formats requests.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 use super::names;
 use super::payload;
 
-/// A request's own bytes, as they were before the call.
+/// A copy of a request from before the call.
 pub(super) struct Request {
     bytes: Vec<u8>,
 }
@@ -25,8 +25,8 @@ impl Request {
         Some(Self { bytes })
     }
 
-    /// Names and values. Outputs are read at `address`, where the request still is, if the call
-    /// succeeded.
+    /// Names and values of the attributes. If the call succeeded, outputs are read from the request
+    /// at `address`.
     pub(super) fn describe(&self, address: u64, succeeded: bool) -> String {
         let Ok(view) = IoctlView::parse(&self.bytes) else { return String::new() };
         let verb = names::verb(&view);
@@ -48,7 +48,7 @@ fn name(attribute: &AttrView) -> String {
     }
 }
 
-/// An attribute's value; `None` for a write command's number: the verb's name already says it.
+/// An attribute's value; `None` for a write command's number, which the verb's name already shows.
 fn value(
     view: &IoctlView<'_>,
     verb: &str,

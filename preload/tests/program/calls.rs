@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// UCX patches the C library's `mmap` and makes the system calls itself, through `syscall(2)`.
+/// UCX patches the C library's `mmap` and makes the system calls through `syscall(2)`.
 #[test]
 fn calls_through_syscall_reach_the_device() {
     let trace = succeeds("calls::part_syscall");
@@ -16,7 +16,7 @@ fn part_syscall() {
     let flags = libc::O_RDWR | libc::O_CLOEXEC;
     // SAFETY: a C string.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, node.as_ptr(), flags, 0) };
-    // SAFETY: just made, and of no other owner.
+    // SAFETY: just created, without another owner.
     let file = unsafe { OwnedFd::from_raw_fd(Errno::result(fd as i32).expect("it opens")) };
     make_context(&file).expect("a context");
     let mut answer = [0u8; 48];
@@ -82,7 +82,7 @@ fn part_polling() {
     // pointer and the table of operations, of which `poll_cq` is the twelfth.
     const POLL_CQ: usize = 12;
     let Some(library) = verbs_library() else { return };
-    // As the dynamic linker binds a program's calls: the preloaded library comes first.
+    // Looks functions up as the dynamic linker does for a program: the preloaded library is first.
     let bound = |name: &std::ffi::CStr| {
         // SAFETY: C strings.
         let (first, own) = unsafe {

@@ -64,14 +64,14 @@ fn reading_another_file_makes_no_further_system_call() {
     succeeds("connection_manager::part_reading_others");
 }
 
-/// Containers have one, for example (`Seccomp` of proc_pid_status(5)).
+/// Whether the process has a seccomp filter, as in containers (`Seccomp` of proc_pid_status(5)).
 fn has_seccomp_filter() -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("the process's status");
     status.lines().any(|line| line == "Seccomp:\t2")
 }
 
-/// Reads in a thread that the kernel ends at its first system call but read, write and exit
-/// (strict seccomp mode).
+/// Reads in a thread in strict seccomp mode, in which any system call except read, write and exit
+/// ends the thread.
 #[test]
 #[ignore = "a part of the program"]
 fn part_reading_others() {
@@ -164,7 +164,7 @@ fn open_cm() -> fs::File {
     fs::File::options().read(true).write(true).open(node).expect("the node opens")
 }
 
-/// An id of the file, bound to a port that no other id may have.
+/// Binds a new id to a port, which only works if no other id has the port.
 fn bind_new(file: &mut fs::File, port: u16) -> u32 {
     let mut id = u32::MAX;
     file.write_all(&create_id(&mut id)).expect("an id");
@@ -182,16 +182,16 @@ fn a_close_of_the_connection_managers_node_is_done_when_it_returns() {
 #[test]
 #[ignore = "a part of the program"]
 fn part_closing() {
-    // Each open closes what is abandoned.
+    // Each open closes abandoned files.
     for _ in 0..2000 {
         assert_eq!(bind_new(&mut open_cm(), 4791), 0, "ids were given back");
     }
-    // So does each call on a file that was open already.
+    // So does each call on an open file.
     let opened: Vec<fs::File> = (0..100).map(|_| open_cm()).collect();
     for mut file in opened {
         bind_new(&mut file, 4791);
     }
-    // Several threads that close and open find each other's work done.
+    // Several threads close and open at the same time.
     let ports = [4801, 4802, 4803, 4804];
     let threads = ports.map(|port| {
         std::thread::spawn(move || {

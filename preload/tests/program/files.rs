@@ -31,7 +31,7 @@ fn part_node() {
     }
 }
 
-/// Every call shows `/sys/class/infiniband/mlx5_0` as a link into the PCI function's directory.
+/// For every call `/sys/class/infiniband/mlx5_0` is a link into the PCI function's directory.
 #[test]
 fn sysfs_has_the_shape_of_pci() {
     succeeds("files::part_sysfs");
@@ -63,7 +63,7 @@ fn part_sysfs() {
         fs::read_to_string(class.join("device/net/lo/ifindex")).expect("a file").trim(),
         "1"
     );
-    // `..` leads to the kernel's own directory again.
+    // `..` leads to the kernel's own directory.
     let classes = fs::metadata(class.join("subsystem/..")).expect("stat");
     assert_eq!(classes.ino(), fs::metadata("/sys/class").expect("stat").ino());
     // Programs that copy files compare these.
@@ -104,7 +104,7 @@ fn part_directories() {
     // SAFETY: an open directory and a C string.
     let file =
         unsafe { libc::openat(directory.as_raw_fd(), c"ports/1/state".as_ptr(), libc::O_RDONLY) };
-    // SAFETY: just made, and of no other owner.
+    // SAFETY: just created, without another owner.
     let file = unsafe { OwnedFd::from_raw_fd(Errno::result(file).expect("it opens")) };
     let text = std::io::read_to_string(fs::File::from(file)).expect("text");
     assert_eq!(text, "4: ACTIVE\n");
@@ -114,7 +114,7 @@ fn part_directories() {
     assert!(fs::read_to_string("mlx5_0/node_type").is_err());
 }
 
-/// A process makes a directory on disk for each directory that it lists, and no files.
+/// A process creates a directory on disk for each directory that it lists, and no files.
 #[test]
 fn reading_sysfs_makes_no_files() {
     succeeds("files::part_files");

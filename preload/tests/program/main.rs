@@ -1,6 +1,6 @@
-//! The library in front of a program: this test file itself, run again with `LD_PRELOAD`.
+//! Tests the library in a program: this test binary itself, run with `LD_PRELOAD`.
 //!
-//! The ignored tests are the program's parts; they only make sense inside such a run.
+//! The ignored tests are what the program does; other tests run them.
 
 mod calls;
 mod connection_manager;
@@ -33,7 +33,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 const NODE: &str = "/dev/infiniband/uverbs0";
 const RDMA_VERBS_IOCTL: libc::c_ulong = 0xc018_1b01;
-/// Nothing here takes a tenth of it, unless it hangs.
+/// Time limit of a test, much longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The library as cargo built it for this test.
@@ -47,11 +47,11 @@ fn library() -> PathBuf {
         .expect("libuverbs_preload.so beside the test")
 }
 
-/// A directory that goes when it is dropped.
+/// A directory that is removed when it is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Its name is of this call alone: two tests may run the same part at a time.
+    /// The name is different in each call, because two tests may run the same part at a time.
     fn new(name: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -68,8 +68,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Runs one of the ignored tests as a program with the library in front of it; gives what it
-/// said and the trace.
+/// Runs one of the ignored tests as a program with the library preloaded. Returns its output and
+/// the trace.
 fn run(part: &str, options: &[(&str, &str)]) -> (Output, String) {
     let scratch = Scratch::new(&part.replace("::", "-"));
     let trace = scratch.0.join("trace");

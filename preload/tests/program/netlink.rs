@@ -31,10 +31,10 @@ fn question(command: u16, flags: u16, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     message
 }
 
-/// What a socket of RDMA netlink answers first.
+/// Sends a request and returns the first answer.
 fn asked(socket: &OwnedFd, question: &[u8]) -> Vec<u8> {
     let fd = socket.as_raw_fd();
-    // SAFETY: so many bytes.
+    // SAFETY: the length is that of the bytes.
     let sent = unsafe { libc::send(fd, question.as_ptr().cast(), question.len(), 0) };
     assert_eq!(sent, question.len() as isize);
     received(socket)
@@ -42,7 +42,7 @@ fn asked(socket: &OwnedFd, question: &[u8]) -> Vec<u8> {
 
 fn received(socket: &OwnedFd) -> Vec<u8> {
     let mut answer = vec![0; 4096];
-    // SAFETY: so much room.
+    // SAFETY: the length is that of the buffer.
     let length = unsafe {
         libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), libc::MSG_DONTWAIT)
     };
@@ -93,11 +93,11 @@ fn part_netlink() {
     let answer = asked(&socket, &question(PORT_GET, 0, &[(DEV_INDEX, &[9, 0, 0, 0])]));
     assert_eq!(errno(&answer), libc::EINVAL);
     // Not a message: nothing to answer, as with the kernel.
-    // SAFETY: so many bytes.
+    // SAFETY: the length is that of the bytes.
     assert_eq!(unsafe { libc::send(socket.as_raw_fd(), [1u8; 5].as_ptr().cast(), 5, 0) }, 5);
     drop(socket);
     // SAFETY: as above.
     let other = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
-    // SAFETY: just made, and of no other owner.
+    // SAFETY: just created, without another owner.
     drop(unsafe { OwnedFd::from_raw_fd(Errno::result(other).expect("other sockets are as ever")) });
 }

@@ -55,8 +55,7 @@ fn a_forked_child_starts_anew_and_asks_its_parent_about_the_parents_device() {
 fn part_fork() {
     let file = open();
     make_context(&file).expect("a context");
-    // SAFETY: the child makes no use of what other threads of its parent may have locked: it ends
-    // by `_exit`.
+    // SAFETY: the child uses no locks of its parent's other threads, and ends by `_exit`.
     match unsafe { fork() }.expect("a fork") {
         ForkResult::Child => {
             let status = i32::from(!child_starts_anew(&file));
@@ -71,8 +70,7 @@ fn part_fork() {
 }
 
 fn child_starts_anew(inherited: &OwnedFd) -> bool {
-    // What needs no more than the request, the parent does; a child of the child asks the same
-    // parent.
+    // The parent executes calls that need only the request, also for a child of the child.
     let is_served = ask_port(inherited) == Ok(()) && make_context(inherited) == Err(Errno::EINVAL);
     let own = open();
     is_served && make_context(&own).is_ok() && ask_port(&own).is_ok()
@@ -93,7 +91,7 @@ fn part_orphan() {
     let parent = Pid::this();
     // SAFETY: the child makes system calls and ends.
     if let ForkResult::Child = unsafe { fork() }.expect("a child") {
-        // SAFETY: a call without pointers: a child that hangs ends.
+        // SAFETY: a call without pointers. It ends a child that hangs.
         unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
         while nix::unistd::getppid() == parent {
             std::thread::yield_now();
@@ -146,8 +144,8 @@ fn signals_are_the_programs_own() {
 fn part_signals() {
     let file = open();
     make_context(&file).expect("a context");
-    // In a child, whose only other threads are the library's: were one of them to take the signal,
-    // its default action would end the child.
+    // Tested in a child, whose only other threads are the library's: if one of them received the
+    // signal, its default action would end the child.
     let wanted = SigSet::from(Signal::SIGUSR1);
     // SAFETY: the child opens its own device and ends by `_exit`.
     match unsafe { fork() }.expect("a fork") {
@@ -176,8 +174,7 @@ fn a_child_of_a_process_without_a_device_gets_its_own() {
 #[ignore = "a part of the program"]
 fn part_early_fork() {
     let children: Vec<Pid> = (0..3)
-        // SAFETY: the child makes no use of what other threads of its parent may have locked: it
-        // ends by `_exit`.
+        // SAFETY: the child uses no locks of its parent's other threads, and ends by `_exit`.
         .map(|_| match unsafe { fork() }.expect("a fork") {
             ForkResult::Child => {
                 let path = "/sys/class/infiniband/mlx5_0/ports/1/gids/3";
