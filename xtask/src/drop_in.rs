@@ -1,4 +1,5 @@
-//! `cargo xtask drop-in DIR`: libibverbs as files that programs built for rdma-core find.
+//! `cargo xtask drop-in DIR`: builds libibverbs as files for programs that were built for
+//! rdma-core.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,32 +10,32 @@ use anyhow::{Context, Result, bail};
 
 use uverbs_kernel_guests::target_directory;
 
-/// Other names by which programs ask for the library. All lead to one file: the loader recognizes
-/// it by its inode, so a process loads it once.
+/// Other names of the library that programs use. All are links to one file, so that a process loads
+/// it once: the loader recognizes it by its inode.
 const LINKS: [&str; 3] = ["libibverbs.so", "libmlx5.so.1", "libmlx5.so"];
 const LIBRARY: &str = "libibverbs.so.1";
 const ARCHIVE: &str = "libibverbs.a";
-/// The versions that rdma-core 44's files have, which build systems ask for.
+/// The versions in rdma-core 44's pkg-config files, which build systems check.
 const PACKAGES: [(&str, &str, &str); 2] =
     [("libibverbs", "1.14.44.0", "RDMA verbs"), ("libmlx5", "1.24.44.0", "mlx5 direct verbs")];
 
-/// What is built, and where it goes.
+/// What to build, and its destination.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Directory for the libraries; made if it does not exist
+    /// Directory for the libraries; created if it does not exist
     directory: PathBuf,
-    /// Oldest glibc on which the libraries are to run, for example 2.17; this machine's otherwise
+    /// Oldest glibc on which the libraries must run, for example 2.17; by default this machine's
     #[arg(long, value_name = "VERSION", value_parser = glibc)]
     glibc: Option<String>,
-    /// For musl, as on Alpine
+    /// Build for musl, as on Alpine
     #[arg(long, conflicts_with = "glibc")]
     musl: bool,
-    /// The archive libibverbs.a too, for programs that are linked statically
+    /// Also build the archive libibverbs.a, for programs that are linked statically
     #[arg(long = "static")]
     archive: bool,
 }
 
-/// `2.17`, as zig takes it.
+/// Checks a version such as `2.17`, the form that zig expects.
 fn glibc(text: &str) -> Result<String, String> {
     let minor = text.strip_prefix("2.").and_then(|minor| minor.parse::<u32>().ok());
     match minor {
@@ -86,7 +87,7 @@ fn size(path: &Path) -> Result<String> {
     Ok(format!("{}: {} KiB", path.display(), bytes.div_ceil(1024)))
 }
 
-/// Builds one kind of library in release mode; only that kind, so that nothing else is built anew.
+/// Builds one kind of library in release mode. Only this kind, so that nothing else is rebuilt.
 fn build(options: &Options, kind: &str) -> Result<PathBuf> {
     let target = target(options);
     let status = command(target.as_ref(), kind).status();
@@ -109,7 +110,7 @@ fn build(options: &Options, kind: &str) -> Result<PathBuf> {
     Ok(target_directory().join(directory).join("release").join(name))
 }
 
-/// The command that builds: cargo's own for this machine's C library, cargo-zigbuild for others.
+/// The build command: cargo's own for this machine's C library, cargo-zigbuild's for others.
 fn command(target: Option<&(String, String)>, kind: &str) -> Command {
     let mut command = match target {
         None => Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
@@ -118,7 +119,7 @@ fn command(target: Option<&(String, String)>, kind: &str) -> Command {
     command.args(["rustc", "--release", "-p", "uverbs-capi", "--crate-type", kind]);
     if let Some((target, _)) = target {
         command.args(["--target", target]);
-        // A shared object cannot have a C library of its own.
+        // A shared object cannot contain a C library.
         command.env(
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS",
             "-Ctarget-feature=-crt-static",
@@ -126,16 +127,17 @@ fn command(target: Option<&(String, String)>, kind: &str) -> Command {
     }
     command.args(["--", "-C", "strip=symbols"]);
     if target.is_none() && kind == "cdylib" {
-        // One copy of functions with equal code, of which generic functions have many. Each
-        // exported name has an address of its own, and the library compares no addresses of
-        // functions. The linkers that can link the library know the option: lld, which is rustc's
-        // own, mold and gold. GNU ld refuses two version scripts.
+        // Merge functions with equal code, of which generics produce many. Exported functions keep
+        // distinct addresses, and the library does not compare addresses of others. All linkers
+        // that can link the library have the option: lld (rustc's own), mold and gold. GNU ld
+        // cannot, because it refuses two version scripts.
         command.args(["-C", "link-arg=-Wl,--icf=all"]);
     }
     command
 }
 
-/// The target as cargo-zigbuild names it, and the name of its directory; none for this machine's.
+/// The target's name for cargo-zigbuild, and the name of its directory; `None` for this machine's
+/// target.
 fn target(options: &Options) -> Option<(String, String)> {
     let arch = std::env::consts::ARCH;
     if options.musl {
@@ -147,7 +149,7 @@ fn target(options: &Options) -> Option<(String, String)> {
     Some((format!("{target}.{version}"), target))
 }
 
-/// Takes debug information out of an archive; names stay, the linker needs them.
+/// Removes debug information from an archive, but not the symbols, which the linker needs.
 fn strip(archive: &Path) -> Result<()> {
     let status = Command::new("strip").arg("--strip-debug").arg(archive).status();
     match status.context("running strip, of binutils")?.success() {

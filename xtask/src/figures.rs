@@ -1,19 +1,18 @@
-//! The figures in README and docs, from the benchmarks' counts.
+//! Writes the figures in README and docs from the benchmarks' counts.
 //!
-//! Ours are in `provider-mlx5/benches/hot_path/{limits,grid}.txt` and, of the safe layer, in
-//! `benches/safe_layer/limits.txt`, which the benchmarks write and CI compares. libmlx5's are in
-//! `docs/vs-libmlx5.json`, from the output of
-//! `cargo bench --features soft --bench vs_libmlx5 -- --json` and `-- --grid`; those of many queue
-//! pairs are in `docs/scale.json` (see `scale`).
+//! The counts of this library are in `provider-mlx5/benches/hot_path/{limits,grid}.txt` and, for
+//! the safe layer, in `benches/safe_layer/limits.txt`, which the benchmarks write and CI compares.
+//! Those of libmlx5 are in `docs/vs-libmlx5.json`, from the output of `cargo bench --features soft
+//! --bench vs_libmlx5 -- --json` and `-- --grid`; those of many queue pairs are in
+//! `docs/scale.json` (see `scale`).
 //!
 //! The pictures are drawn from the same counts. Tables are between marks. A figure in a sentence is
-//! followed by its case, which the rendered page does not show: `48<!-- send_sge -->`,
-//! `33<!-- libmlx5 recv_32 -->`. It may be a difference, and a share of one:
-//! `7<!-- alone receive sges 4 - alone receive sges 2 / 2 -->`. `points` is how many points the
-//! grid has.
+//! followed by its case in a comment: `48<!-- send_sge -->`, `33<!-- libmlx5 recv_32 -->`. It may
+//! be a difference, also divided by a number: `7<!-- alone receive sges 4 - alone receive sges 2 /
+//! 2 -->`. `points` is the number of points of the grid.
 //!
-//! Tables of times, and that of the C ABI, are `measured.rs`'s; the latter's cases are
-//! `c-abi CALL`. `tests/figures.rs` includes this file to compare.
+//! `measured.rs` writes tables of times, and that of the C ABI, whose cases are `c-abi CALL`.
+//! `tests/figures.rs` includes this file to check that the documents are up to date.
 
 #[path = "measured.rs"]
 mod measured;
@@ -38,11 +37,11 @@ mod scale;
 const RIVAL: &str = "docs/vs-libmlx5.json";
 const COUNT: &str = "libmlx5_instr";
 
-/// Around a table: this, its name and ` -->`, and then [`END`].
+/// The mark before a table, followed by its name and ` -->`. The mark after it is [`END`].
 const BEGIN: &str = "<!-- cargo xtask figures: ";
 const END: &str = "<!-- end of figures -->\n";
 
-/// A row: its name, and the cases of two cells: ours, and libmlx5's counterparts.
+/// A row: its name, and the cases of two cells: this library's, and libmlx5's counterparts.
 type Row = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const TABLE: &[Row] = &[
@@ -148,19 +147,19 @@ const GRID: &[(&str, &str, &[u32])] = &[
     ("the same, compressed", "poll compressed", &[1, 64, 1000]),
 ];
 
-/// What the benchmarks counted, by case.
+/// The benchmarks' counts, by case.
 pub(crate) struct Counts {
     ours: BTreeMap<String, f64>,
     rival: BTreeMap<String, f64>,
-    /// Both sides' at the C ABI.
+    /// Counts of this library and of libibverbs at the C ABI.
     calls: [BTreeMap<String, f64>; 2],
-    /// Points of the grid, neighbours next to each other.
+    /// Points of the grid, with neighbours next to each other.
     points: Vec<String>,
-    /// What many queue pairs cost, an object per line.
+    /// Costs of many queue pairs, an object per line.
     scale: String,
 }
 
-/// A case or point in a picture: instructions of one operation.
+/// A case or point in a picture, with its instructions per operation.
 struct Square<'c> {
     case: &'c str,
     ours: f64,
@@ -171,7 +170,7 @@ struct Square<'c> {
 const FILES: &[&str] = &["README.md", "docs/trading.md", "docs/vs-libmlx5.md"];
 
 impl Counts {
-    /// Reads what is checked in.
+    /// Reads the files in the repository.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -195,7 +194,7 @@ impl Counts {
         Ok(Self { ours, rival: counts_of(&read(RIVAL)?), calls, points, scale: read(scale::FILE)? })
     }
 
-    /// The ones of these cases that were counted.
+    /// Those of these cases that were counted.
     fn squares<'c>(&self, cases: impl Iterator<Item = &'c str>) -> Vec<Square<'c>> {
         let rival = |case: &str| self.rival.get(case).copied();
         let square = |case| {
@@ -247,7 +246,7 @@ impl Counts {
         })
     }
 
-    /// The files with figures, as they are and as they have to be.
+    /// The files with figures: name, current text and correct text.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -278,7 +277,7 @@ impl Counts {
         Ok(counted.into_iter().chain(measured).collect())
     }
 
-    /// The text with the figures in its sentences.
+    /// The text with correct figures in its sentences.
     fn claimed(&self, text: &str) -> String {
         let mut parts = text.split("<!-- ");
         let mut new = parts.next().unwrap_or_default().to_owned();
@@ -294,7 +293,7 @@ impl Counts {
         new
     }
 
-    /// A case, or `A - B`, or `A - B / NUMBER`.
+    /// The figure for a case, `A - B` or `A - B / NUMBER`.
     fn figure(&self, cases: &str) -> String {
         let (cases, share) = cases.rsplit_once(" / ").unwrap_or((cases, "1"));
         let count = |case: &str| match case.strip_prefix("libmlx5 ") {
@@ -326,7 +325,7 @@ fn rows_below(head: &str, rows: impl Iterator<Item = [String; 3]>) -> String {
     format!("{head}|---|---|---|\n{rows}")
 }
 
-/// The text with this table where the marks with its name are, if it has them.
+/// The text with this table between the marks with its name, if there are any.
 fn filled(text: &str, name: &str, table: &str) -> String {
     let begin = format!("{BEGIN}{name} -->\n");
     let Some((before, rest)) = text.split_once(&begin) else { return text.to_owned() };
@@ -339,20 +338,20 @@ fn field(line: &str, name: &str) -> Option<f64> {
     measured::field(line, name)?.parse().ok()
 }
 
-/// The objects whose case begins so, and what follows there.
+/// The lines whose case begins with `case`, and the rest of that case's name.
 fn lines_of<'a>(text: &'a str, case: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let rest = move |line| measured::field(line, "case")?.strip_prefix(case);
     text.lines().filter_map(move |line| Some((rest(line)?, line)))
 }
 
-/// libmlx5's counts in what the benchmark prints: an object per line, `null` where there is none.
+/// libmlx5's counts in the benchmark's output: an object per line, `null` for a missing count.
 fn counts_of(text: &str) -> BTreeMap<String, f64> {
     let count = |line| Some((measured::field(line, "case")?.to_owned(), field(line, COUNT)?));
     text.lines().filter_map(count).collect()
 }
 
-/// Reads what the benchmarks printed to these files, and stores libmlx5's counts of our cases, the
-/// costs of many queue pairs, and measured times.
+/// Reads the benchmarks' output in these files, and stores libmlx5's counts of this library's
+/// cases, the costs of many queue pairs, and measured times.
 ///
 /// # Errors
 /// A file cannot be read or written.

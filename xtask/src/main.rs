@@ -27,8 +27,8 @@ enum Task {
     DropIn(drop_in::Options),
     /// Writes the benchmarks' figures into README and docs
     ///
-    /// FILES have JSON that benchmarks printed: counts of libmlx5, and measured times. It replaces
-    /// what docs/*.json has of them. These print it, the last three with `-- --json`:
+    /// FILES contain JSON from benchmarks: counts of libmlx5, and measured times. It replaces the
+    /// same cases in docs/*.json. These print it, the last three with `-- --json`:
     ///   cargo bench --features soft --bench vs_libmlx5, with `-- --json`, `--grid` or `--scale`
     ///   benches/scale/count
     ///   capi/benches/compare, with --instructions to count only
@@ -42,7 +42,7 @@ enum Task {
     Msrv,
 }
 
-/// Failures are for people who build: sentences, also where `RUST_BACKTRACE` is set.
+/// Prints errors as sentences, even if `RUST_BACKTRACE` is set.
 fn main() -> ExitCode {
     match run(Arguments::parse().task) {
         Ok(()) => ExitCode::SUCCESS,

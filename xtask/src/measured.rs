@@ -1,5 +1,5 @@
-//! Tables of times that a benchmark measured against something else in one run. They come from
-//! `docs/measured.json`, which has an object per line as the benchmarks print it with `--json`.
+//! Tables of times from benchmarks that compare with something else in the same run. The data is in
+//! `docs/measured.json`: an object per line, as the benchmarks print it with `--json`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,10 +12,10 @@ use super::{filled, rivals};
 const FILE: &str = "docs/measured.json";
 
 struct Table {
-    /// The name in the document's marks, and in the field `table` of its lines.
+    /// The name in the document's marks, and in the field `table` of the lines.
     name: &'static str,
     document: &'static str,
-    /// A column's head and its fields, of which there are several for a range.
+    /// Heads of the columns, each with its fields; a range has two.
     columns: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -119,7 +119,7 @@ pub(super) fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// A number in each line of a table, by `TABLE CASE` without the marks of code.
+/// The number `name` of each line of a table, by `TABLE CASE` without backticks.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -133,7 +133,7 @@ pub(super) fn numbers(root: &Path, table: &str, name: &str) -> Result<Vec<(Strin
     Ok(own.filter_map(number).collect())
 }
 
-/// The documents with such tables, as they are and as they have to be.
+/// The documents with such tables: name, current text and correct text.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -169,8 +169,8 @@ fn groups(root: &Path) -> Result<Vec<rivals::Group>> {
     Ok(ours.into_iter().zip(others).map(group).collect())
 }
 
-/// Replaces the lines of each table that these files have. What a line does not say of its case, as
-/// counts without times do not, stays as it is.
+/// Replaces the lines of each table that occurs in these files. Fields that a new line does not
+/// have, as in counts without times, keep their values.
 ///
 /// # Errors
 /// A file cannot be read or written.
@@ -190,8 +190,8 @@ pub(super) fn take(root: &Path, printed: &[PathBuf]) -> Result<()> {
     fs::write(root.join(FILE), kept.iter().map(|line| format!("{line}\n")).collect::<String>())
 }
 
-/// The new lines, with the fields that only the old line of the case has, or a dash for a column of
-/// which neither has one.
+/// The new lines, completed by fields of the old lines, or by a dash for a column without a field
+/// in either.
 fn completed(new: &[&str], old: &[String]) -> Vec<String> {
     let complete = |line: &&str| {
         let of_line = |name: &str| field(line, name);

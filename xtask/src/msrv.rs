@@ -1,6 +1,6 @@
-//! Checks that the libraries build with the oldest Rust that they support. Debian's trixie has that
-//! compiler. It is unpacked below the target directory, with the C library that it needs, and given
-//! to cargo as `RUSTC`.
+//! Checks that the libraries build with the oldest Rust that they support. Debian trixie has that
+//! compiler. It is unpacked below the target directory, together with its C library, and passed to
+//! cargo as `RUSTC`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use uverbs_kernel_guests::{Packages, target_directory};
 
 const RELEASE: &str = "trixie";
-/// The compiler and the libraries that it loads. Linking is not needed for a check.
+/// The compiler and the libraries that it loads. A check needs no linker.
 const PACKAGES: [&str; 17] = [
     "rustc",
     "libstd-rust-1.85",
@@ -32,7 +32,7 @@ const PACKAGES: [&str; 17] = [
     "libtinfo6",
     "libz3-4",
 ];
-/// The crates that support it, as `rust-version` of the workspace says.
+/// The crates that support it, with the workspace's `rust-version`.
 const LIBRARIES: [&str; 9] = [
     "uverbs-uapi",
     "uverbs-mlx5-format",
@@ -53,7 +53,7 @@ pub(crate) fn run() -> Result<()> {
     check(&root, &compiler)
 }
 
-/// A program that runs the unpacked compiler on the C library that came with it.
+/// Creates a program that runs the unpacked compiler with its own C library.
 fn wrapper(root: &Path, tree: &Path) -> Result<PathBuf> {
     let path = root.join("rustc");
     let tree = tree.display();
@@ -73,7 +73,7 @@ fn check(root: &Path, compiler: &Path) -> Result<()> {
     command.args(["check", "--quiet", "--all-features"]);
     command.args(LIBRARIES.iter().flat_map(|library| ["-p", library]));
     command.env("RUSTC", compiler).env("CARGO_TARGET_DIR", root.join("build"));
-    // A rustup proxy would put its own toolchain's rustdoc and flags beside this compiler.
+    // A rustup proxy would use its own toolchain's rustdoc and flags with this compiler.
     command.env_remove("RUSTUP_TOOLCHAIN");
     let status = command.status().context("cargo is needed")?;
     ensure!(status.success(), "the libraries do not build with {}", version(compiler)?);

@@ -1,4 +1,4 @@
-//! The picture: instructions per operation, both sides' bars under each other.
+//! The bar chart of instructions per operation: a bar of each library for each case.
 
 use std::fmt::Write;
 

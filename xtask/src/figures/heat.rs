@@ -1,4 +1,4 @@
-//! The picture of the grid: a row per operation and form, a square per payload.
+//! The heat map of the grid: a row per operation and form, a square per payload.
 
 use std::fmt::Write;
 
@@ -9,7 +9,8 @@ const SIDE: f64 = 24.0;
 const HIGH: f64 = 17.0;
 const TOP: f64 = 64.0;
 
-/// Colours of squares: each is for ratios of libmlx5's instructions to ours below its bound.
+/// Colours of squares, each with the upper bound of its ratios of libmlx5's instructions to this
+/// library's.
 const SCALE: [(f64, &str); 7] = [
     (1.0, "#d7301f"),
     (1.5, "#fc8d59"),
@@ -19,7 +20,7 @@ const SCALE: [(f64, &str); 7] = [
     (4.0, "#78c679"),
     (f64::INFINITY, "#31a354"),
 ];
-/// The colour of squares for which there is no count of libmlx5.
+/// The colour of squares without a count of libmlx5.
 const OURS_ONLY: &str = "#e6e6e6";
 
 /// An SVG of all points.

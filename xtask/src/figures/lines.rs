@@ -1,8 +1,8 @@
-//! How straight the grid is, and where libmlx5 comes close: tables from both sides' counts.
+//! Tables about the grid: how linear the counts are, and where libmlx5's are close.
 
 use std::collections::BTreeMap;
 
-/// Data by which a line grows.
+/// The data whose amount varies along a line.
 #[derive(Clone, Copy)]
 enum Data {
     Sges,
@@ -10,8 +10,8 @@ enum Data {
     Inline,
 }
 
-/// What the points of a row are meant to stay below: `base` for the first SGE or 16 bytes, and
-/// `slope` for each further one.
+/// The limit for the points of a row: `base` for the first SGE or 16 bytes, and `slope` for each
+/// further one.
 struct Line {
     row: &'static str,
     data: Data,
@@ -36,11 +36,11 @@ const LINES: &[Line] = &[
     line("batch16 write run", Data::Inline, 38.0, 5.0),
 ];
 
-/// By how much neighbours may differ.
+/// Largest allowed ratio between neighbours.
 const STEP: f64 = 1.2;
-/// Bytes or SGEs between neighbours at most.
+/// Largest distance between neighbours, in bytes or SGEs.
 const APART: u32 = 4;
-/// The ratio of libmlx5's instructions to ours that is the goal.
+/// The desired ratio of libmlx5's instructions to this library's.
 const TIMES: f64 = 3.0;
 
 impl Line {
@@ -75,7 +75,7 @@ fn rows(counts: &BTreeMap<String, f64>) -> BTreeMap<&str, Vec<(u32, f64)>> {
     rows
 }
 
-/// Which points are above their row's line.
+/// A table of the points that are above their row's line.
 pub(super) fn above(ours: &BTreeMap<String, f64>) -> String {
     let rows = rows(ours);
     let mut table =
@@ -94,7 +94,7 @@ pub(super) fn above(ours: &BTreeMap<String, f64>) -> String {
     table
 }
 
-/// Neighbouring points of a row, if one takes a fifth more than the other.
+/// A table of neighbouring points of which one takes over a fifth more than the other.
 pub(super) fn steps(ours: &BTreeMap<String, f64>) -> String {
     let mut table = "| row | from … to: instructions |\n|---|---|\n".to_owned();
     for (row, points) in rows(ours) {
@@ -116,7 +116,7 @@ pub(super) fn steps(ours: &BTreeMap<String, f64>) -> String {
     table
 }
 
-/// Points whose instructions at libmlx5 are less than three times ours.
+/// A table of the points for which libmlx5 takes less than three times as many instructions.
 pub(super) fn near(ours: &BTreeMap<String, f64>, libmlx5: &BTreeMap<String, f64>) -> String {
     let ratios: BTreeMap<String, f64> = libmlx5
         .iter()

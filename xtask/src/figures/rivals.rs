@@ -1,5 +1,5 @@
-//! The picture of software devices beside the kernel's software RoCE: a group of bars for each
-//! case, as long as the figures are to the largest of the group.
+//! The bar chart of software devices and the kernel's software RoCE. It has a group of bars for
+//! each case; their lengths are relative to the largest figure of the group.
 
 use std::fmt::Write;
 
@@ -9,17 +9,17 @@ const BAR: f64 = 13.0;
 const GROUP: f64 = 89.0;
 const TOP: f64 = 66.0;
 
-/// What is measured: its label in the picture, and its colour.
+/// The measured systems: label and colour.
 const WHO: [(&str, &str); 3] =
     [("software devices", "#2a6f97"), ("rxe", "#c9a227"), ("software device to rxe", "#7a9e7e")];
 
-/// A case with its figures, of [`WHO`] in turn.
+/// A case with its figures in the order of [`WHO`].
 pub(crate) struct Group {
     pub(crate) case: String,
     pub(crate) figures: [f64; 4],
 }
 
-/// Whether more of it is better.
+/// Whether more is better.
 fn is_rate(case: &str) -> bool {
     case.contains("per second")
 }

@@ -3,15 +3,15 @@
 
 use super::{field, lines_of};
 
-/// Their output, an object per line.
+/// The benchmarks' output, an object per line.
 pub(super) const FILE: &str = "docs/scale.json";
 /// Prefixes of the cases.
 const CASES: [&str; 3] = ["scale ", "create ", "destroy "];
 
-/// Below so many queue pairs the growth of memory is that of whole pages, not of queue pairs.
+/// With fewer queue pairs, memory grows by whole pages rather than with the number of queue pairs.
 const WEIGHED: f64 = 1000.0;
 
-/// The objects of `old`. A kind of case that occurs in `new` is taken from `new` instead.
+/// The objects of `old`, except for kinds of cases that occur in `new`, which are taken from there.
 pub(super) fn merged(old: &str, new: &str) -> String {
     let of = |text: &str, case| {
         lines_of(text, case).map(|(_, line)| line.to_owned() + "\n").collect::<String>()
@@ -20,7 +20,7 @@ pub(super) fn merged(old: &str, new: &str) -> String {
     CASES.map(|case| newer(case).unwrap_or_else(|| of(old, case))).concat()
 }
 
-/// Posts and polls.
+/// The table of posts and polls.
 pub(super) fn posts(text: &str) -> String {
     let mut table = "| queue pairs | instructions, ours / libmlx5 | first-level misses | \
                      second-level misses | libmlx5's time over ours | bytes per queue pair |\n\
@@ -47,7 +47,7 @@ pub(super) fn posts(text: &str) -> String {
     table
 }
 
-/// Creation and destruction.
+/// The table of creation and destruction.
 pub(super) fn lives(text: &str) -> String {
     let mut table = "| per queue pair | ours | libibverbs |\n|---|---|---|\n".to_owned();
     for (case, name) in [("create ", "created"), ("destroy ", "destroyed")] {
@@ -71,7 +71,7 @@ pub(super) fn lives(text: &str) -> String {
     table
 }
 
-/// With commas between thousands.
+/// Formats a number, with commas between thousands.
 fn number(value: Option<f64>, digits: usize) -> String {
     let Some(value) = value else { return "—".to_owned() };
     let text = format!("{value:.digits$}");
