@@ -1,4 +1,4 @@
-//! Memory at a fixed address, so that inputs can name it, with nothing mapped around it.
+//! Memory at a fixed address, which inputs can contain, with nothing mapped around it.
 
 use std::sync::OnceLock;
 
@@ -67,11 +67,11 @@ impl Arena {
         unsafe { self.base.write_bytes(0, SIZE - PAGE) };
     }
 
-    /// The bytes, with every word that is an address of this process's own memory replaced by an
+    /// The bytes, with every word that is an address of this process's other memory replaced by an
     /// address in the arena.
     ///
-    /// Two numbers of four bytes often look like an address in the shadow memory of an address
-    /// sanitizer, which is vast. Such words are replaced only at the offsets in `pointers`.
+    /// The shadow memory of an address sanitizer is so large that two numbers of four bytes are
+    /// often an address in it. Such words are replaced only at the offsets in `pointers`.
     pub(crate) fn harmless(&self, bytes: &[u8], pointers: &[usize]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for (at, chunk) in (0..).step_by(8).zip(bytes.chunks_exact_mut(8)) {
@@ -90,12 +90,12 @@ impl Arena {
     }
 }
 
-/// Where LLVM's address sanitizer keeps its shadow on x86-64 Linux.
+/// The shadow memory of LLVM's address sanitizer on x86-64 Linux.
 const SHADOW: std::ops::Range<u64> = 0x7fff_8000..0x1000_7fff_8000;
 
 fn is_mapped(address: u64) -> bool {
     let page = address as usize & !(PAGE - 1);
     let mut residence = 0;
-    // SAFETY: asks about one page, and has one byte for the answer.
+    // SAFETY: queries one page, and has one byte for the answer.
     unsafe { libc::mincore(page as *mut libc::c_void, PAGE, &mut residence) == 0 }
 }

@@ -1,8 +1,8 @@
 //! Committed inputs: one line of hex digits each, in `corpus/TARGET.hex` and
 //! `regressions/TARGET.hex`.
 //!
-//! A line that starts with `#` names the input below it. Fuzzers want one file per input; the
-//! binary `corpus` of this package writes and reads such a directory.
+//! A line that starts with `#` is the name of the input below it. Fuzzers expect a file per input;
+//! the binary `corpus` of this package writes and reads such a directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,18 @@ use std::path::{Path, PathBuf};
 pub struct Input {
     /// For messages and file names.
     pub name: String,
-    /// What the target is given.
+    /// The input itself.
     pub bytes: Vec<u8>,
 }
 
-/// Where the committed inputs of `target` are: the sample of a corpus, and one input per finding.
+/// The files of committed inputs of `target`: a sample of its corpus, and an input for each defect
+/// found.
 pub fn files(target: &str) -> [PathBuf; 2] {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     ["corpus", "regressions"].map(|kind| fuzz.join(kind).join(format!("{target}.hex")))
 }
 
-/// Reads the inputs of a file. A file that does not exist holds none.
+/// Reads the inputs of a file. A missing file counts as empty.
 ///
 /// # Errors
 /// The file cannot be read, or a line is not made of pairs of hex digits.
@@ -56,7 +57,7 @@ fn bytes(line: &str) -> Option<Vec<u8>> {
     whole.then(|| line.as_bytes().chunks(2).map(pair).collect())?
 }
 
-/// Inputs as lines, the shortest first and none twice, so that a new corpus differs little.
+/// Inputs as lines, sorted by length and without duplicates, so that a new corpus differs little.
 pub fn text(inputs: impl IntoIterator<Item = Vec<u8>>) -> String {
     let mut lines: Vec<String> = inputs.into_iter().map(|bytes| line(&bytes)).collect();
     lines.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));

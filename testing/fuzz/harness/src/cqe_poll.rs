@@ -1,10 +1,11 @@
-//! Arbitrary CQEs for the poller, over many laps of the ring: live and dead user indices, inline
-//! data, compressed sessions, resizing, queues that close while their CQEs are still in the ring.
+//! Arbitrary CQEs for the poller, over many laps of the ring: user indices with and without a
+//! queue, inline data, compressed sessions, resizing, queues that close while their CQEs are still
+//! in the ring.
 //!
 //! The device of this module writes arbitrary contents, but only into free entries. So the poller
-//! must consume every CQE once, in order. Each belongs to the queue that had the user index when it
-//! was written, or to no queue. Each names a request that was posted and has not completed; the
-//! poller refuses the others.
+//! must consume every CQE once, in order. A completion belongs to the queue that had the user index
+//! when its CQE was written, or to no queue, and its request was posted and has not completed. The
+//! poller must refuse other CQEs.
 
 use std::collections::{HashMap, HashSet};
 
@@ -41,7 +42,7 @@ const RECEIVES: u32 = 8;
 const STRIDE: u32 = 64;
 const DATA: usize = 1024;
 const NULL_KEY: u32 = 0x700;
-/// Bit of the ids of the SRQ's receives.
+/// A bit that is set in the ids of the SRQ's receives.
 const SHARED: u64 = 1 << 63;
 /// A queue pair and its memory. Fields drop in order: the queues before their memory.
 struct Pair {
@@ -63,9 +64,9 @@ struct Bench {
     srq: SharedRecvQueue,
     pairs: Vec<Pair>,
     ring: Ring,
-    /// The ring before a resize, until it is not needed any more.
+    /// The ring from before a resize, while it is still needed.
     old: Option<Ring>,
-    /// Rings of resizes that were given up. The poller moves there if it finds a resize CQE.
+    /// Rings of aborted resizes. The poller moves to one if it finds a resize CQE.
     refused: Vec<Ring>,
     record: Memory,
     data: Memory,
@@ -73,7 +74,7 @@ struct Bench {
     _memory: [Memory; 3],
 }
 
-/// The completions that the poller has to return.
+/// The completions that the poller must return.
 #[derive(Default)]
 struct Model {
     producer: u32,
@@ -83,21 +84,21 @@ struct Model {
     seen: u64,
     /// The user index of the CQE at a counter, and the queue that had it then.
     owners: HashMap<u32, (u32, Option<u64>)>,
-    /// The queue that an index belongs to or belonged to last.
+    /// The queue that has an index, or had it last.
     holders: HashMap<u32, u64>,
     next_id: u64,
-    /// Requests that were posted and have not completed. Each has an id of its own.
+    /// Unique ids of requests that were posted and have not completed.
     posted: HashSet<u64>,
     failed: Option<PollError>,
-    /// The poller knows the null key.
+    /// Whether the poller knows the null key.
     null_key: bool,
-    /// A session announced more completions than were written: any results are right, but accesses
-    /// must stay inside the memory.
+    /// Whether a session announced more completions than were written. The results are then
+    /// arbitrary, but accesses must stay inside the memory.
     lied: bool,
 }
 
 impl Model {
-    /// A completion belongs to an open queue, and a receive of the SRQ completes once.
+    /// Checks that a completion belongs to an open queue, and that each request completes once.
     fn check(&mut self, pairs: &[Pair], done: &WorkCompletion) {
         self.seen += 1;
         let id = done.user_context;
@@ -107,7 +108,7 @@ impl Model {
     }
 }
 
-/// Reads everything that a completion offers.
+/// Reads all fields of a completion.
 fn look(completion: &Completion<'_>) -> WorkCompletion {
     let mut data = [0; 64];
     assert!(completion.copy_inline(&mut data).is_none_or(|length| length <= data.len()));
@@ -131,7 +132,7 @@ impl Bench {
         let ring = ring(u)?;
         let (record, arm) = (Memory::new(64), Memory::new(64));
         // SAFETY: the memory belongs to this bench, which drops the queue first; only the bench
-        // plays the device.
+        // acts as the device.
         let (memory, doorbell, register) = unsafe {
             (ring.memory.dma(), DoorbellWord::pair(record.start()), ArmRegister::new(arm.start()))
         };
@@ -179,7 +180,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Opens a queue pair; its number is the user context of its completions.
+    /// Opens a queue pair, whose number is the user context of its completions.
     fn open(&mut self, shared: bool) {
         self.model.next_id += 1;
         let id = self.model.next_id;
@@ -262,13 +263,13 @@ impl Bench {
         (self.ring.mask + 1).saturating_sub(used)
     }
 
-    /// Offset of the CQE proper in the entry at `index`.
+    /// Offset of the 64-byte CQE in the entry at `index`.
     fn offset(&self, index: u32) -> usize {
         let entry = (index & self.ring.mask) * self.ring.size;
         (entry + self.ring.size - 64) as usize
     }
 
-    /// A CQE of chosen fields and any other bytes.
+    /// A CQE with chosen fields and otherwise arbitrary bytes.
     fn cqe(&self, u: &mut Unstructured<'_>) -> Result<([u8; 64], u32)> {
         let mut cqe = [0; 64];
         if u.arbitrary()? {
@@ -276,7 +277,7 @@ impl Bench {
         }
         let index = match u.int_in_range(0..=7)? {
             0 => self.srq.handle().user_index(),
-            // An index that no queue has, or that is given out only after many others.
+            // An index that no queue has, or that is allocated only after many others.
             1 => *u.choose(&[0, 0x90, 0xff, 0x100, 0x3ff, 0xff_ffff])?,
             _ => self.pairs[u.choose_index(self.pairs.len())?].handle.user_index(),
         };
@@ -289,7 +290,7 @@ impl Bench {
         let counter = if u.ratio(1, 8)? { u.arbitrary()? } else { u.int_in_range(0..=31u16)? };
         cqe[60..62].copy_from_slice(&counter.to_be_bytes());
         if u.arbitrary()? {
-            // A page fault, which an SRQ's receive survives.
+            // A page fault, which does not complete an SRQ's receive.
             (cqe[54], cqe[55]) = (0x93, 0x22);
         }
         Ok((cqe, index))
@@ -323,7 +324,7 @@ impl Bench {
             u.fill_buffer(&mut before)?;
             self.ring.memory.write(self.offset(self.model.producer) - 64, &before);
         }
-        // Only `resize` announces the end of a ring.
+        // Only `resize` writes resize CQEs.
         let opcode = if opcode == CqeOpcode::RESIZE { CqeOpcode::REQUESTER } else { opcode };
         self.note_owner(self.model.producer, index);
         self.put(&cqe, opcode, format);
@@ -347,7 +348,7 @@ impl Bench {
             let mut array = [0; 64];
             u.fill_buffer(&mut array)?;
             for mini in array.chunks_exact_mut(8).filter(|_| opcode.is_requester()) {
-                // A small WQE counter, so that it often names something.
+                // A small WQE counter, so that there often is such a WQE.
                 mini[0] = 0;
             }
             self.ring.memory.write(self.offset(start.wrapping_add(slot)), &array);
@@ -424,7 +425,8 @@ impl Bench {
     }
 
     fn drain(&mut self) {
-        // A title can promise at most a ring's worth, so this many polls reach the end.
+        // A title can announce at most as many completions as the ring has entries, so this many
+        // polls suffice.
         for _ in 0..1000 {
             if !self.poll_one() {
                 if self.cq.resize_is_finished() {
@@ -500,7 +502,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Closes a pair and frees its memory at once, as after the kernel's destroy, or opens a pair.
+    /// Closes a pair and frees its memory at once, as after the kernel has destroyed it; or opens a
+    /// pair.
     fn close(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         if self.pairs.len() > 2 || u.arbitrary()? {
             let at = u.choose_index(self.pairs.len())?;
@@ -513,7 +516,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Moves to a new ring, as the kernel's RESIZE_CQ does, or abandons the resize.
+    /// Moves to a new ring, like the kernel's RESIZE_CQ, or aborts the resize.
     fn resize(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let next = ring(u)?;
         if self.free_entries() == 0 || self.model.lied {

@@ -1,9 +1,9 @@
-//! Ethernet frames in which at most a few bytes are invalid.
+//! Generates Ethernet frames in which at most a few bytes are invalid.
 
 use arbitrary::{Result, Unstructured};
 
-/// A MAC address of this station, of the one behind the wire (as `frame_destination` reads them),
-/// of no station.
+/// MAC addresses of this station, of the one at the other end of the wire, and of no station (see
+/// `frame_destination`).
 const STATIONS: [[u8; 6]; 3] =
     [[2, 0, 127, 0, 0, 1], [2, 0, 127, 0, 0, 2], [0x24, 0x8a, 7, 1, 2, 3]];
 const TCP: u8 = 6;

@@ -1,10 +1,10 @@
-//! Arbitrary CQEs for queues of frames: one buffer for each frame, and buffers of many strides.
+//! Arbitrary CQEs for queues of frames, with a buffer for each frame or buffers of many strides.
 //!
 //! The device of this module writes arbitrary CQEs, but only into free entries: lengths beyond the
 //! buffer, other receives, strides and stride counts, fillers, errors, compressed sessions. So the
 //! poller must consume every CQE once: as a frame, in one of its counters, or as an error. The
-//! bytes of a frame must be inside the buffer of its receive. In a buffer of strides they must
-//! follow the bytes of the frames before. A buffer is freed as soon as the queue has replaced it.
+//! bytes of a frame must be inside the buffer of its receive, and in a buffer of strides after the
+//! bytes of earlier frames. A buffer is freed as soon as the queue has replaced it.
 
 use std::mem::offset_of;
 
@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
     let _ = if u.arbitrary().unwrap_or_default() { strides(&mut u) } else { buffers(&mut u) };
 }
 
-/// Runs `turn` until the input ends, at most 400 times.
+/// Calls `turn` until the input ends, at most 400 times.
 fn take_turns<'a>(
     u: &mut Unstructured<'a>,
     mut turn: impl FnMut(&mut Unstructured<'a>) -> Result<()>,
@@ -48,19 +48,19 @@ fn take_turns<'a>(
     }
 }
 
-/// The completion queue as its device sees it.
+/// The device's side of the completion queue.
 struct Device {
     ring: Memory,
     record: Memory,
     producer: u32,
-    /// CQEs that the poller has to account for.
+    /// CQEs that the poller must account for.
     written: u64,
     /// A compressed session announced more completions than were written. The poller's results are
     /// arbitrary then, and only accesses outside its memory are defects.
     lied: bool,
 }
 
-/// All parts of a queue but its poller. Fields drop in order.
+/// All parts of a queue except its poller. Fields drop in order.
 struct Bench {
     cq: CompletionQueue,
     receives: RecvQueue,
@@ -71,7 +71,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// The receives, of 16 bytes after `head` octowords, are not posted yet.
+    /// Without posted receives. Their WQEs have 16 bytes after `head` octowords.
     fn new(head: u32, mini_format: Option<MiniCqeFormat>) -> Self {
         let table = UserIndexTable::new();
         let stride = 16 * (1 + head);
@@ -79,7 +79,7 @@ impl Bench {
         let memory = [Memory::new(64), Memory::new((DEPTH * stride) as usize), Memory::new(64)];
         let [arm, receives, receives_record] = &memory;
         // SAFETY: the memory belongs to this bench, which drops the queues first; only the bench
-        // plays the device.
+        // acts as the device.
         let (cq_memory, doorbell, register, rq_memory, rq_doorbell) = unsafe {
             (
                 ring.dma(),
@@ -122,8 +122,7 @@ impl Bench {
     /// Posts a receive of `buffer` with its address as the id.
     fn post(&mut self, buffer: &Memory, bytes: u32) {
         let address = buffer.address(0);
-        // SAFETY: the buffer is kept until the queue has another one in its place; no device
-        // accesses it.
+        // SAFETY: the buffer is kept until the queue has replaced it; no device accesses it.
         unsafe { self.receives.build(address, &[Sge::new(address, bytes, KEY)]) }.expect("space");
     }
 }
@@ -173,7 +172,7 @@ impl Device {
         for slot in 1..free.min(count.max(1)) {
             let mut array = [0; 64];
             u.fill_buffer(&mut array)?;
-            // Lengths and strides that are often possible.
+            // Make lengths and strides valid more often.
             array.chunks_exact_mut(8).for_each(|mini| (mini[4], mini[5]) = (0, mini[5] & 3));
             self.ring.write(self.at(start.wrapping_add(slot)), &array);
         }
@@ -240,8 +239,8 @@ fn buffers(u: &mut Unstructured<'_>) -> Result<()> {
     let buffers: Vec<_> = (0..DEPTH).map(|_| Memory::new(BYTES as usize)).collect();
     buffers.iter().for_each(|buffer| bench.post(buffer, BYTES));
     bench.receives.publish();
-    // SAFETY: both queues are used only through it; ids are addresses of buffers of so many bytes,
-    // which are kept until the queue has others.
+    // SAFETY: both queues are used only through it; ids are addresses of buffers of `BYTES` bytes,
+    // which are kept until the queue has replaced them.
     let queue = unsafe { FrameQueue::new(&mut bench.cq, &mut bench.receives, BYTES) };
     let queue = queue.expect("they fit");
     let mut test = Buffers { bench, queue, buffers, found: Found::default() };
@@ -273,12 +272,12 @@ impl Buffers {
         Ok(())
     }
 
-    /// A CQE that is often of the next receive.
+    /// A CQE, often for the next receive.
     fn cqe(&self, u: &mut Unstructured<'_>) -> Result<[u8; 64]> {
         let mut cqe = any_cqe(u)?;
         let next = self.bench.device.written as u16;
         let counter = if u.ratio(1, 8)? { u.arbitrary()? } else { next };
-        // A refused CQE has completed no receive.
+        // A refused CQE does not complete a receive.
         let counter = counter.wrapping_sub(self.queue.counters().refused as u16);
         put(&mut cqe, offset_of!(Cqe, wqe_counter), counter.to_be_bytes());
         let near = u.int_in_range(0..=BYTES + 2)?;
@@ -307,7 +306,8 @@ impl Buffers {
         self.found.frames += 1;
         if takes {
             let (place, spare) = (frame.place(), Memory::new(BYTES as usize));
-            // SAFETY: a buffer of the same length, which is kept in the place of the old one.
+            // SAFETY: a buffer of the same length, which is kept from now on instead of the old
+            // one.
             unsafe { frame.replace(Sge::new(spare.address(0), BYTES, KEY)) };
             self.buffers[place] = spare;
         }
@@ -329,9 +329,9 @@ impl Buffers {
 struct Strides {
     bench: Bench,
     queue: StrideQueue,
-    /// The buffer at each place, and the end of the strides of it that were lent.
+    /// The buffer at each position, and the end of its bytes that were returned as frames.
     buffers: Vec<(Memory, u32)>,
-    /// The stride that an honest device fills next: WQE, and stride in it.
+    /// The WQE, and the stride in it, that a correct device fills next.
     next: (u32, u32),
     found: Found,
 }
@@ -344,8 +344,7 @@ fn strides(u: &mut Unstructured<'_>) -> Result<()> {
     let buffers: Vec<_> = (0..DEPTH).map(|_| buffer()).collect();
     buffers.iter().for_each(|(buffer, _)| bench.post(buffer, SHAPE.wqe_bytes()));
     bench.receives.publish();
-    // SAFETY: both queues are used only through it; buffers are kept until others are in their
-    // place.
+    // SAFETY: both queues are used only through it; buffers are kept until they are replaced.
     let ring = unsafe { PostedRing::new(&mut bench.receives) }.expect("all are posted");
     let queue = StrideQueue::new(&mut bench.cq, ring, shape).expect("they fit");
     let mut test = Strides { bench, queue, buffers, next: (0, 0), found: Found::default() };
@@ -376,7 +375,7 @@ impl Strides {
         Ok(())
     }
 
-    /// A CQE that is often the one of the next strides that an honest device would write.
+    /// A CQE, often the one that a correct device would write next.
     fn cqe(&mut self, u: &mut Unstructured<'_>) -> Result<[u8; 64]> {
         let mut cqe = any_cqe(u)?;
         let (wqe, stride) = self.next;
@@ -419,7 +418,7 @@ impl Strides {
         let Some(place) = self.queue.free_place() else { return };
         let buffer = Memory::new(SHAPE.wqe_bytes() as usize);
         let sge = Sge::new(buffer.address(0), SHAPE.wqe_bytes(), KEY);
-        // SAFETY: the place is free; the buffer is kept in its place.
+        // SAFETY: the position is free; the buffer is kept.
         unsafe { self.queue.receives().post(sge) };
         self.queue.receives().publish();
         self.buffers[place as usize] = (buffer, 0);

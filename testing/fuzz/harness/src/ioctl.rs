@@ -1,9 +1,9 @@
-//! Arbitrary requests to the character device, in sequences, with mmap(2), doorbells and event
-//! files between them, then close: nothing panics, no object and no file descriptor is left.
+//! Sequences of arbitrary requests to the character device, with mmap(2), doorbells and event files
+//! between them, then close. Checks that nothing panics and that no object and no file descriptor
+//! is left.
 //!
-//! A request may name any address, as a program's may. The device would overwrite this process's
-//! own memory at a wrong address. So every address is in an arena at a fixed address, or is not
-//! mapped.
+//! A program's request may contain any address, but here the device would overwrite this process's
+//! memory at a wrong one. So every address is in an arena at a fixed address, or is not mapped.
 //!
 //! All calls run one after the other, because the file descriptors of the process are counted.
 
@@ -46,7 +46,8 @@ pub fn run(data: &[u8]) {
     close_granted(&before.1, granted);
 }
 
-/// One device of each kind, made once: starting a thread per input would take most of the time.
+/// One device of each kind, created once, because starting a thread per input would take most of
+/// the time.
 fn devices() -> &'static [SoftDevice] {
     static DEVICES: OnceLock<Vec<SoftDevice>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -65,18 +66,18 @@ fn counts(device: &SoftDevice) -> uverbs_soft::core::Counts {
     device.inspect(|core| core.counts()).expect("the device runs here")
 }
 
-/// Descriptors in use, of the first few.
+/// Descriptors below 256 that are open.
 fn descriptors() -> Vec<i32> {
-    // SAFETY: asks for flags of a number that need not be open.
+    // SAFETY: queries flags; the descriptor need not be open.
     (0..256).filter(|fd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } >= 0).collect()
 }
 
-/// Closes what the program was given; nothing else may be new.
+/// Closes the descriptors that the program has got; there must be no other new ones.
 fn close_granted(before: &[i32], granted: usize) {
     let new: Vec<i32> = descriptors().into_iter().filter(|fd| !before.contains(fd)).collect();
     assert!(new.len() <= granted, "{} descriptors for {granted} event files", new.len());
     for fd in new {
-        // SAFETY: asks for flags; then closes a descriptor that only this run has.
+        // SAFETY: queries flags, and closes a descriptor that only this run uses.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
         assert_eq!(flags & libc::O_ACCMODE, libc::O_RDONLY, "a descriptor of the device's own");
         // SAFETY: as above.
@@ -88,13 +89,13 @@ fn close_granted(before: &[i32], granted: usize) {
 struct Program {
     file: OpenFile,
     arena: &'static Arena,
-    /// Event files that calls have opened, as far as their numbers are known.
+    /// Event files that calls have opened, if their numbers are known.
     events: Vec<i32>,
     /// Calls that may have opened an event file.
     granted: usize,
     /// Pages mapped, and whether they can be written.
     mappings: Vec<(*mut libc::c_void, usize, bool)>,
-    /// Offsets to map that calls have returned.
+    /// Offsets for mmap(2) that calls have returned.
     offsets: Vec<u64>,
 }
 
@@ -147,14 +148,14 @@ impl Program {
 
     /// Runs a call and remembers what it returned.
     fn issue(&mut self, call: Call) -> std::result::Result<(), Errno> {
-        // The values of the finished request, because `spoil` may have changed them.
+        // Read these from the final request, which `spoil` may have changed.
         let (object, method) = (call.header.object_id, call.header.method_id);
         let command = call.write_command();
         let outputs = call.outputs.clone();
         let opened = call.new_file();
         let header = call.place();
-        // SAFETY: what the request points at is in the arena, which is never unmapped and to
-        // which no reference exists, or is not mapped (`Arena::harmless`).
+        // SAFETY: the request's pointers are into the arena, which is never unmapped and to which
+        // no reference exists, or are not mapped (`Arena::harmless`).
         unsafe { self.file.ioctl(header) }?;
         let writes = object == device::OBJECT && method == device::invoke_write::METHOD;
         if let Some(place) = opened {
@@ -170,7 +171,7 @@ impl Program {
         Ok(())
     }
 
-    /// A method of the tables with any attributes.
+    /// Calls a method of the tables with arbitrary attributes.
     fn native(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let all: Vec<_> = objects::all(DriverId::MLX5).collect();
         let object = u.choose(&all)?;
@@ -214,7 +215,7 @@ impl Program {
         Ok(())
     }
 
-    /// A write command with any request.
+    /// Calls a write command with an arbitrary request.
     fn write(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let (command, request, driver) = requests::any_write(u)?;
         let answer = *u.choose(&[64, 64, 8, 256, 0, 4])?;
@@ -224,7 +225,7 @@ impl Program {
         Ok(())
     }
 
-    /// A request as a program would make it, with at most one change.
+    /// Makes a valid request, with at most one change.
     fn sensible(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let channel = self.events.last().copied();
         let mut call = requests::sensible(u, self.arena, channel)?;
@@ -247,7 +248,7 @@ impl Program {
         let length = *u.choose(&[4096, 4096, 4096, 8192, 1, 0, 1 << 20])?;
         let protection = *u.choose(&[1, 2, 3, 3, 0, 7])?;
         let flags = *u.choose(&[libc::MAP_SHARED, libc::MAP_SHARED, libc::MAP_PRIVATE, 0])?;
-        // SAFETY: not fixed, so nothing is replaced.
+        // SAFETY: without `MAP_FIXED`, so no mapping is replaced.
         let mapped =
             unsafe { self.file.mmap(null_mut(), length, protection, flags, offset as i64) };
         if let Ok(address) = mapped {
@@ -299,10 +300,10 @@ impl Drop for Program {
     }
 }
 
-/// Where the structs that requests carry have addresses: queue buffers, doorbell records, regions.
+/// Offsets of addresses in the structs of requests: queue buffers, doorbell records, regions.
 const POINTERS: [usize; 3] = [0, 8, 40];
 
-/// A request that is being built. Everything that it points at is copied into the arena at once.
+/// A request under construction. Payloads are copied into the arena at once.
 pub(crate) struct Call {
     object: ObjectId,
     method: MethodId,
@@ -311,7 +312,7 @@ pub(crate) struct Call {
     attributes: Vec<IoctlAttr>,
     outputs: Vec<usize>,
     arena: &'static Arena,
-    /// Where the next payload goes.
+    /// Offset of the next payload.
     next: usize,
 }
 
@@ -390,7 +391,7 @@ impl Call {
         self.attribute(id, bytes.len() as u16, u64::from_ne_bytes(data));
     }
 
-    /// The driver's part of that request has no address.
+    /// Whether the request opens a context. Its driver part contains no address.
     fn asks_for_a_context(&self) -> bool {
         self.object == device::OBJECT && self.method == device::get_context::METHOD
     }
@@ -403,7 +404,7 @@ impl Call {
 
     fn take(&mut self, length: usize) -> usize {
         let at = self.next;
-        // A page is left for the request itself.
+        // Leave a page for the request itself.
         self.next = (at + length.next_multiple_of(8)).min(SIZE - 3 * 4096);
         at.min(SIZE - 3 * 4096)
     }
@@ -432,7 +433,7 @@ impl Call {
         Ok(())
     }
 
-    /// The write command that the request names, if it names one.
+    /// The write command of the request, if it is one.
     fn write_command(&self) -> WriteCmd {
         let id = device::invoke_write::WRITE_CMD.id();
         let named = self.attributes.iter().find(|attribute| attribute.attr_id == id);

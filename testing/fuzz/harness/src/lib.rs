@@ -1,12 +1,12 @@
-//! What the fuzz targets do with their input: one module per target, each with `run(bytes)`.
+//! The fuzz targets: a module per target, each with a function `run(bytes)`.
 //!
-//! Bytes are taken as decisions and values ([`arbitrary`]), so any bytes are a test case. A short
-//! input is continued with zeros. A target reports a defect by a panic or by an error of the
-//! address sanitizer. All targets are deterministic except [`ioctl`] and [`capi`], in which the
-//! device has a thread of its own. [`libmlx5`] needs the library of that name.
+//! Bytes are decoded to decisions and values ([`arbitrary`]), so any bytes are a test case. A short
+//! input continues with zeros. A target reports a defect by a panic or by an error of the address
+//! sanitizer. All targets are deterministic except [`ioctl`] and [`capi`], in which the device has
+//! a thread of its own. [`libmlx5`] needs the library of that name.
 //!
-//! The targets themselves (`testing/fuzz/fuzz_targets`) only call these functions under libFuzzer;
-//! the test `tests/replay.rs` calls them with the committed corpora, on a stable toolchain.
+//! The programs in `testing/fuzz/fuzz_targets` only call these functions under libFuzzer. The test
+//! `tests/replay.rs` calls them with the committed corpora, on a stable toolchain.
 
 pub mod capi;
 pub mod corpus;

@@ -1,19 +1,19 @@
-//! Ordinary memory, used instead of memory that a device shares.
+//! Ordinary memory in place of memory shared with a device.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use uverbs_mlx5::memory::DmaMemory;
 
-/// Zeroed memory of its own allocation, so that an address sanitizer reports every access outside.
+/// Zeroed memory in a separate allocation, so that an address sanitizer reports every access
+/// outside.
 pub(crate) struct Memory {
     base: NonNull<u8>,
     layout: Layout,
 }
 
 impl Memory {
-    /// `length` bytes, at least 1. They are aligned to the next power of two, but to at least 64
-    /// and at most 512.
+    /// `length` bytes, at least 1, aligned to the next power of two from 64 to 512.
     pub(crate) fn new(length: usize) -> Self {
         // A doorbell register is aligned to its own size.
         let align = length.next_power_of_two().clamp(64, 512);

@@ -1,4 +1,4 @@
-//! Arbitrary packets for the software device's engine, as a hostile or broken peer would send them.
+//! Sends arbitrary packets to the software device's engine, like a hostile or broken peer.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_soft::core::{QpState, QpType};
@@ -30,7 +30,7 @@ fn turn(u: &mut Unstructured<'_>, world: &mut World) -> Result<()> {
         0..=8 => {
             let is_frame = world.qps[index].qp_type == QpType::RawPacket;
             let packet = if is_frame { carrier(u, world)? } else { packet(u, world, index)? };
-            // The parser and the engine must agree on what a packet is.
+            // The parser must not panic either.
             let _ = packet.view();
             world.core.receive(world.now, packet);
         }
@@ -177,7 +177,7 @@ fn extension(
     Ok(())
 }
 
-/// The host sends something, and the answer is one of its own packets with a few changes.
+/// The host sends a request, and is answered with one of its own packets with a few changes.
 fn answer(u: &mut Unstructured<'_>, world: &mut World) -> Result<()> {
     crate::ring_execute::post(u, world, 0)?;
     world.pass(0);

@@ -1,9 +1,8 @@
-//! Two encoders of the same requests: the queues, which programs post to, and the inspector's
+//! Compares two encoders of requests: the queues, to which programs post, and the inspector's
 //! general encoder.
 //!
-//! This module computes a second time, in a simple way and from the rules that public drivers
-//! follow, which requests the queues refuse and which WQE each other request becomes. Both encoders
-//! must agree to the byte.
+//! This module computes independently, from the rules of public drivers, which requests the queues
+//! must refuse, and the WQEs of the others. The bytes must be the same.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -38,7 +37,7 @@ fn sends(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Octowords before the data, at most.
+/// Most octowords before the data.
 fn overhead(service: Service) -> u32 {
     match service {
         Service::Rc => 3,
@@ -79,7 +78,7 @@ fn compare(spec: &SendQueueSpec, works: &[Work<'_>], posted: &Posted) {
     rung(posted, &last);
 }
 
-/// One doorbell of eight bytes, or a copy of the last WQE; nothing if nothing was posted.
+/// Checks the doorbell: one of eight bytes, or a copy of the last WQE; none if nothing was posted.
 fn rung(posted: &Posted, last: &[u8]) {
     if last.is_empty() {
         assert!(posted.mmio.is_empty());
@@ -92,7 +91,7 @@ fn rung(posted: &Posted, last: &[u8]) {
     assert_eq!(stored[..], last[..stored.len()]);
 }
 
-/// Checks that the inspector finds nothing wrong with what the queue posts.
+/// Checks that the inspector has no findings about a WQE that a queue posts.
 fn assert_legal(wqe: &Wqe, service: Service) {
     let findings = wqe.findings(service);
     // Findings about operands do not count: the program chooses them.
@@ -107,7 +106,7 @@ pub(crate) fn changes_keys(work: &Work<'_>) -> bool {
     matches!(work.operation, O::BindWindow(_) | O::UnbindWindow(_) | O::LocalInvalidate(_))
 }
 
-/// The WQE at its place in the queue.
+/// The WQE with its index in the queue.
 fn in_place(spec: &SendQueueSpec, work: &Work<'_>, wqe: Wqe, index: u32, fence: bool) -> Wqe {
     let mut flags = ControlFlags(work.flags.bits());
     if fence && !work.flags.contains(PostFlags::FENCE) {
@@ -122,7 +121,7 @@ fn in_place(spec: &SendQueueSpec, work: &Work<'_>, wqe: Wqe, index: u32, fence: 
     Wqe { segments: wqe.segments, ..placed }.sealed()
 }
 
-/// The WQE that a request becomes; `None` if it has to be refused.
+/// The WQE of a request; `None` if it must be refused.
 fn expected(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     use RunTimeOperation as O;
     let new = |opcode| Wqe::new(opcode, 0, 0);
@@ -202,8 +201,8 @@ fn has_operation(service: Service, operation: &RunTimeOperation<'_>) -> bool {
     }
 }
 
-/// A WQE with only the segment that names its destination; `None` for a destination that does not
-/// fit.
+/// A WQE with only the segment of its destination; `None` if the destination does not match the
+/// service.
 fn addressed(spec: &SendQueueSpec, work: &Work<'_>) -> Option<Wqe> {
     use RunTimeDestination as D;
     let wqe = Wqe::new(Opcode::SEND, 0, 0);
@@ -257,7 +256,7 @@ fn bound(spec: &SendQueueSpec, window: &BindWindow) -> Option<Wqe> {
     }
     let type_2 = window.window_type == WindowType::Type2;
     let control = UmrControlSegment {
-        // Inline, with an offset; a window of type 2 has to be free.
+        // Inline, with an offset; a window of type 2 must be free.
         flags: 0x80 | 0x10 | if type_2 { 0x20 } else { 0 },
         klm_octowords: U16::new(4),
         // Free, key, length, start, local write, remote read and write, atomic; type 2: owner.
@@ -285,7 +284,7 @@ fn bound(spec: &SendQueueSpec, window: &BindWindow) -> Option<Wqe> {
 fn freed(key: u32, window_type: WindowType, new_rkey: u32) -> Wqe {
     let type_2 = window_type == WindowType::Type2;
     let control = UmrControlSegment {
-        // Inline, with an offset; a window of type 2 has to be this QP's.
+        // Inline, with an offset; a window of type 2 must belong to this QP.
         flags: 0x80 | 0x10 | if type_2 { 0x08 } else { 0 },
         // Free, key; type 2: owner.
         mkey_mask: U64::new(0x2000_2000 | if type_2 { 0x4000 } else { 0 }),

@@ -1,4 +1,4 @@
-//! Requests as programs make them, and field values that are likely to be valid.
+//! Typical requests of programs, and field values that are likely to be valid.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_uapi::enums::{Mtu, MwType, QpState, QpType, SrqType};
@@ -60,7 +60,7 @@ pub(crate) fn number(u: &mut Unstructured<'_>) -> Result<u32> {
     }
 }
 
-/// A place for a queue or a region.
+/// An address for a queue or a region.
 fn place(u: &mut Unstructured<'_>) -> Result<u64> {
     let page: u64 = u.int_in_range(0..=15)?;
     let offset = if u.ratio(1, 8)? { u.int_in_range(0..=4095)? } else { 0 };
@@ -90,8 +90,7 @@ pub(crate) fn any_write(u: &mut Unstructured<'_>) -> Result<(WriteCmd, Vec<u8>, 
     Ok((command, bytes(u, length)?, bytes(u, driver)?))
 }
 
-/// One of the few requests that all others depend on. It succeeds if the handles that it names
-/// exist.
+/// One of the few requests on which all others depend. It succeeds if its handles exist.
 pub(crate) fn sensible(
     u: &mut Unstructured<'_>,
     arena: &'static Arena,
@@ -255,7 +254,7 @@ fn create_srq(u: &mut Unstructured<'_>, arena: &'static Arena) -> Result<Call> {
 
 fn modify_qp(u: &mut Unstructured<'_>, arena: &'static Arena) -> Result<Call> {
     let state = QpState(u.int_in_range(0..=6)?);
-    // What an RC QP needs on its way to that state.
+    // The attributes that an RC QP needs for the change to this state.
     let mask = match state.0 {
         1 => 0x0001 | 0x0008 | 0x0010 | 0x0020,
         2 => 0x0001 | 0x0080 | 0x0100 | 0x1000 | 0x2_0000 | 0x8000 | 0x10_0000,

@@ -1,4 +1,5 @@
-//! Arbitrary bytes, or text that may be a dump, for decoders, findings, explanations and displays.
+//! Passes arbitrary bytes, or text that may be a dump, to all decoders, checks, explanations and
+//! formatters.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::{self, MiniCqeArray, MiniCqeFormat};
@@ -93,7 +94,7 @@ fn cqe(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A session somewhere in a queue; the first byte chooses where.
+/// A session in a queue, at a position chosen by the first byte.
 fn session_at(queue: &[u8], format: MiniCqeFormat) {
     let at = usize::from(queue.first().copied().unwrap_or(0));
     for (stride, is_whole) in [(64, false), (64, true), (128, false), (128, true)] {

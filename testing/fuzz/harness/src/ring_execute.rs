@@ -1,5 +1,6 @@
-//! Arbitrary bytes in rings and doorbell records for the software device's engine: nothing panics,
-//! every call ends, only memory of a key is written, and every CQE is well-formed.
+//! Arbitrary bytes in rings and doorbell records for the software device's engine. Checks that
+//! nothing panics, that every call ends, that only memory of a key is written, and that every CQE
+//! is well-formed.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -35,7 +36,8 @@ fn turn(u: &mut Unstructured<'_>, world: &mut World, remote: bool) -> Result<()>
         7..=8 => receive(u, world, index)?,
         9 => {
             let posted = u32::from_be_bytes(world.read(world.qps[index].record + 4)) as u16;
-            // A counter far beyond the ring means up to 2^16 blocks of work.
+            // Rarely an arbitrary counter, since one far beyond the ring means up to 2^16 blocks of
+            // work.
             let more = if u.ratio(1, 64)? { u.arbitrary()? } else { u.int_in_range(0..=40)? };
             world.ring(index, posted.wrapping_add(more));
         }
@@ -54,7 +56,7 @@ fn turn(u: &mut Unstructured<'_>, world: &mut World, remote: bool) -> Result<()>
     Ok(())
 }
 
-/// Writes a nearly valid WQE at the next place of the ring, and rings the doorbell.
+/// Writes an almost valid WQE at the next position in the ring, and rings the doorbell.
 pub(crate) fn post(u: &mut Unstructured<'_>, world: &mut World, index: usize) -> Result<()> {
     let qp = &world.qps[index];
     let head = u32::from_be_bytes(world.read(qp.record + 4)) as u16;
@@ -130,7 +132,8 @@ fn wqe(u: &mut Unstructured<'_>, world: &World, index: usize, head: u16) -> Resu
     Ok(bytes)
 }
 
-/// The Ethernet segment, with the headers; or before inline data that begins with them.
+/// The Ethernet segment, which contains the headers or is followed by inline data that begins with
+/// them.
 fn ethernet(u: &mut Unstructured<'_>, body: &mut Vec<u8>) -> Result<()> {
     let headers = crate::frame::headers(u)?;
     let mut segment = EthSegment {
@@ -266,7 +269,8 @@ fn change(u: &mut Unstructured<'_>, world: &mut World, index: usize, remote: boo
     Ok(())
 }
 
-/// Any bytes in a place that the device reads: a record, a receive ring, an SRQ's links.
+/// Writes arbitrary bytes to memory that the device reads: a record, a receive ring, an SRQ's
+/// links.
 fn corrupt(u: &mut Unstructured<'_>, world: &mut World) -> Result<()> {
     let qp = &world.qps[u.choose_index(world.qps.len())?];
     let srq = &world.srqs[u.choose_index(world.srqs.len())?];

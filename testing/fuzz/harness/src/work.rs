@@ -1,4 +1,4 @@
-//! Queues and work requests from a fuzzer's bytes.
+//! Generates queues and work requests from a fuzzer's bytes.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::*;
@@ -79,7 +79,7 @@ fn operation(u: &mut Unstructured<'_>, service: Service) -> Result<Operation> {
     let number: u32 = u.arbitrary()?;
     let aligned =
         if u.ratio(7, 8)? { Remote::new(remote.address & !7, remote.rkey) } else { remote };
-    // Raw packet queues get their own two operations most of the time.
+    // Mostly use raw packet queues' own two operations.
     let packets = service == Service::RawEthernet && u.ratio(7, 8)?;
     Ok(Operation::Plain(match u.int_in_range(if packets { 14 } else { 0 }..=15)? {
         0 => O::Send,
@@ -156,7 +156,7 @@ impl Request {
         *offload = EthernetOffload { checksum, ..EthernetOffload::default() };
     }
 
-    /// Makes the SGEs point at their data, for an encoder that copies some of it.
+    /// Makes the SGEs refer to their data, for an encoder that copies some of it.
     pub(crate) fn name_own_bytes(&mut self) {
         for (sge, bytes) in &mut self.data {
             *sge = sge.with_address(bytes.as_ptr().expose_provenance() as u64);

@@ -1,8 +1,8 @@
-//! A software device with queues of every kind in a plain buffer, and a host that may do anything
-//! to them.
+//! A software device with queues of every kind in a plain buffer, which a host may change
+//! arbitrarily.
 //!
-//! Gaps that no queue and no key names separate the memory of queues and keys. The device must not
-//! change them. A time-out is 10 us here, so that retries end soon.
+//! The memory of queues and keys is separated by gaps, which the device must not change. The retry
+//! timeout is 10 us, so that retries end soon.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const LENGTH: usize = 128 << 10;
 pub(crate) const LOG_BLOCKS: u8 = 4;
 pub(crate) const LOG_RECEIVES: u8 = 3;
 pub(crate) const LOG_STRIDE: u8 = 6;
-/// Free memory after each block of used memory, filled with a mark.
+/// Bytes of the gap after each block of memory. Gaps are filled with a mark.
 const GAP: u64 = 256;
 const MARK: u8 = 0x5a;
 const QKEY: u32 = 0x1111;
@@ -86,7 +86,7 @@ fn refused<T>(result: std::result::Result<T, CoreError>) -> T {
 }
 
 impl World {
-    /// `remote`: the connected QPs' peers are other hosts.
+    /// With `remote` the connected QPs' peers are other hosts.
     pub(crate) fn new(u: &mut Unstructured<'_>, remote: bool) -> Result<Self> {
         let gid = Gid::from_ipv4([127, 0, 0, 1].into());
         let stranger = Gid::from_ipv4([127, 0, 0, 2].into());
@@ -349,7 +349,7 @@ impl World {
         self.connect(index, gid);
     }
 
-    /// Rings for `count` more blocks, or up to any counter.
+    /// Rings the doorbell up to `counter`.
     pub(crate) fn ring(&mut self, index: usize, counter: u16) {
         let (qpn, record) = (self.qps[index].qpn, self.qps[index].record);
         self.write(record + 4, &u32::from(counter).to_be_bytes());
@@ -371,9 +371,9 @@ impl World {
     }
 
     fn run_until_idle(&mut self) -> Option<u64> {
-        // Nine rings of 16 messages of 2^14 bytes in packets of 256 are 9216 packets, and as many
-        // acknowledgements; a retry each. Two rings of raw packets can be cut into segments of a
-        // byte each, 60 times 4096, that come back.
+        // Nine rings of 16 messages of 2^14 bytes in packets of 256 bytes are 9216 packets, as many
+        // acknowledgements, and a retry of each. Two rings of raw packets can be segmented to a
+        // byte each, 60 times 4096, which are looped back.
         for _ in 0..20_000 {
             let step = self.core.step(self.now, 64);
             while let Some(packet) = self.core.take_packet() {
@@ -395,7 +395,8 @@ impl World {
         panic!("the device never comes to rest");
     }
 
-    /// Polls all completions. They are well-formed, and as many as the device says.
+    /// Polls all completions, and checks that they are well-formed and as many as the device
+    /// reports.
     pub(crate) fn poll(&mut self) {
         for index in 0..self.cqs.len() {
             self.poll_one(index);
@@ -428,7 +429,7 @@ impl World {
         assert!(known && opcode != CqeOpcode::INVALID, "{opcode}");
         let received = opcode.is_responder() && !opcode.is_error();
         let is_raw = |qp: &&Qp| qp.qp_type == QpType::RawPacket && received;
-        // The completion of a frame names the rule in the place of the QP's number.
+        // The completion of a frame has the flow tag in place of the QP number.
         let raw = self.qps.get(cqe.user_index() as usize).filter(is_raw);
         let qp = raw.or_else(|| self.qps.iter().find(|qp| qp.qpn.0 == cqe.qpn()));
         let qp = qp.unwrap_or_else(|| panic!("a completion of QP {:#x}", cqe.qpn()));

@@ -1,4 +1,4 @@
-//! WQEs to bytes and back, from values and from bytes.
+//! Encodes and decodes WQEs, starting from values or from bytes.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_mlx5::format::WQEBB_SIZE;
@@ -35,7 +35,7 @@ fn from_value(wqe: &Wqe, service: Service) {
     in_a_ring(wqe);
 }
 
-/// encode(decode(bytes)) = bytes, as far as the WQE goes.
+/// encode(decode(bytes)) = bytes, up to the WQE's end.
 fn from_bytes(bytes: &[u8], service: Service) {
     let Ok(wqe) = Wqe::decode(bytes, service) else {
         assert!(bytes.len() < 16);
@@ -53,7 +53,7 @@ fn from_bytes(bytes: &[u8], service: Service) {
     in_a_ring(&wqe);
 }
 
-/// Encoding stays within the WQE's slots, and wraps where the ring ends.
+/// Encoding stays within the WQE's slots, and wraps at the ring's end.
 fn in_a_ring(wqe: &Wqe) {
     let mut ring = vec![0xaa; RING_BLOCKS * WQEBB_SIZE];
     assert!(wqe.encode_into_ring(&mut ring));

@@ -1,4 +1,5 @@
-//! As `replay_libmlx5.rs`, on a device that wants the first 18 bytes of each packet inside the WQE.
+//! As `replay_libmlx5.rs`, on a device that requires the first 18 bytes of each packet inside the
+//! WQE.
 
 mod inputs;
 

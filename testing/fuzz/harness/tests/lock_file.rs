@@ -1,5 +1,5 @@
-//! The fuzz targets are a workspace of their own, whose lock file is easily forgotten when a crate
-//! of the library takes another dependency.
+//! The fuzz targets are a separate workspace. Its lock file is easily forgotten when a crate of the
+//! library gets a new dependency.
 
 use std::process::Command;
 
@@ -12,6 +12,6 @@ fn the_lock_file_of_the_fuzz_targets_is_up_to_date() {
         .output()
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    // Crates that are not downloaded yet are an error too, which comes after this one.
+    // Crates that are not downloaded yet are also an error, but that is reported later.
     assert!(!error.contains("lock file"), "cargo metadata in testing/fuzz: {error}");
 }

@@ -1,7 +1,7 @@
 //! Replays the committed inputs of every fuzz target, and some random ones, on a stable toolchain.
 //!
-//! `testing/fuzz/README.md` tells what the inputs are. The target `ioctl` has a test of its own,
-//! because it counts the descriptors of its process.
+//! `testing/fuzz/README.md` describes the inputs. The target `ioctl` has a separate test, because
+//! it counts the descriptors of its process.
 
 mod inputs;
 

@@ -1,5 +1,5 @@
-//! As `replay.rs`, for the target that calls the drop-in, in a process of its own because it sets
-//! the variable that asks for a software device.
+//! As `replay.rs`, for the target that calls the drop-in. It has its own process, because it sets
+//! the environment variable that selects the software device.
 
 mod inputs;
 

@@ -1,4 +1,4 @@
-//! As `replay_capi.rs`, on software devices with InfiniBand ports, where programs match tags.
+//! As `replay_capi.rs`, on software devices with InfiniBand ports, with tag matching.
 
 mod inputs;
 

@@ -1,5 +1,5 @@
-//! As `replay.rs`, for the target that compares with libmlx5, in a process of its own because
-//! bringing that up changes the environment. Where there is no libmlx5 it says so and passes; with
+//! As `replay.rs`, for the target that compares with libmlx5. It has its own process, because
+//! loading libmlx5 changes the environment. Without libmlx5 it prints a message and passes; with
 //! `CI` set it fails.
 
 mod inputs;

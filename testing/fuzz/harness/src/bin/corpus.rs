@@ -1,4 +1,5 @@
-//! Turns committed inputs into the directory of files that a fuzzer wants, and back.
+//! Converts committed inputs to a directory with a file for each input, as a fuzzer expects, and
+//! back.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -13,9 +13,9 @@ use super::{Program, flags, number, small};
 use crate::abi::*;
 use crate::arena::SIZE;
 
-/// `enum ibv_access_flags` that mlx5 knows.
+/// The flags of `enum ibv_access_flags` that mlx5 supports.
 const ACCESS: u32 = 0x01f0_01ff;
-/// The types of queue pairs that mlx5 has.
+/// The types of queue pairs that mlx5 supports.
 const TYPES: [u32; 7] = [2, 3, 4, 8, 9, 10, 0xff];
 /// `IBV_QPT_RAW_PACKET`.
 const RAW: u32 = 8;
@@ -23,7 +23,7 @@ const RAW: u32 = 8;
 const LONGEST_SPEC: usize = 40;
 
 impl Program {
-    /// An object that is not a queue.
+    /// Creates an object that is not a queue.
     pub(super) fn make(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let context = self.context(u)?;
         clear_errno();
@@ -83,7 +83,7 @@ impl Program {
         let access = if u.ratio(3, 4)? { 0xf } else { flags(u, ACCESS)? };
         let (v, start) = (self.verbs, std::ptr::with_exposed_provenance_mut(at as usize));
         let iova = if u.arbitrary()? { at } else { u.arbitrary()? };
-        // SAFETY: a live domain. The memory is the arena's, which the device may write, or is
+        // SAFETY: a live domain. The memory is in the arena, where the device may write, or is
         // refused.
         let made = unsafe {
             match u.int_in_range(0..=5)? {
@@ -221,8 +221,8 @@ impl Program {
         Ok(())
     }
 
-    /// A flow rule of arbitrary specifications. Their sizes tell where the next one begins; the
-    /// struct of the last one's type may be longer.
+    /// A flow rule with arbitrary specifications. The size of each determines where the next one
+    /// begins; the struct of the last one's type may be longer.
     fn make_flow(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let qp: *mut ibv_qp = self.pick(u, Kind::Qp)?;
         if qp.is_null() {
@@ -263,8 +263,8 @@ impl Program {
             port: if u.ratio(7, 8)? { 1 } else { u.arbitrary()? },
             flags: flags(u, 6)?,
         };
-        // SAFETY: as many bytes as the struct has, followed by the specifications that it
-        // announces; a live queue pair.
+        // SAFETY: the bytes of a whole struct, followed by the specifications that it announces; a
+        // live queue pair.
         unsafe {
             assert_eq!(size_of_val(&attr), 20);
             let mut words = vec![0u64; (bytes.len() + LONGEST_SPEC).div_ceil(8)];
@@ -316,7 +316,7 @@ impl Program {
             comp_vector: flags(u, 1)?,
             wc_flags: flags(u, 0xbff)?.into(),
             comp_mask,
-            // With this flag the program promises that the queue does not overrun.
+            // Without the flag by which the program guarantees that the queue does not overrun.
             flags: flags(u, 1)? & !2,
             parent_domain,
         };
@@ -362,7 +362,7 @@ impl Program {
             cq,
             tm_cap: [0; 2],
         };
-        // SAFETY: an open context, and a struct with live objects where the mask says so.
+        // SAFETY: an open context, and a struct with live objects in the fields of its mask.
         let made = unsafe { (below(context).create_srq_ex)(context, &raw mut attr) };
         let of_xrc = comp_mask & 1 != 0 && srq_type == 1;
         let of = [pd.cast(), xrcd.cast(), cq.cast()];
@@ -400,7 +400,8 @@ impl Program {
             comp_mask: flags(u, 0)?,
         };
         let of: Vec<*mut c_void> = queues.iter().map(|queue| queue.cast()).collect();
-        // SAFETY: an open context, and as many queues as the struct says, or more than are allowed.
+        // SAFETY: an open context, and a struct with its number of queues, or with a number above
+        // the limit.
         let made = unsafe { (below(context).create_rwq_ind_table)(context, &raw mut attr) };
         self.made(Kind::Table, made, &of);
         Ok(())
@@ -490,7 +491,7 @@ fn qp_type(u: &mut Unstructured<'_>) -> Result<u32> {
     Ok(if u.ratio(7, 8)? { *u.choose(&TYPES)? } else { number(u)? })
 }
 
-/// Whether queue pairs of the type take receives: neither end of XRC does.
+/// Whether queue pairs of the type have receives. Neither end of XRC has.
 fn has_receives(qp_type: u32) -> bool {
     !(9..=10).contains(&qp_type)
 }
@@ -519,7 +520,7 @@ pub(super) fn wide(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-/// Bytes from `at` on: within the arena, or more than can be mapped.
+/// A length of memory at `at`: within the arena, or more than can be mapped.
 fn length(u: &mut Unstructured<'_>, at: u64) -> Result<usize> {
     let inside = (SIZE as u64).saturating_sub(at.wrapping_sub(crate::arena::ARENA as u64));
     Ok(match u.int_in_range(0..=7)? {

@@ -1,13 +1,13 @@
-//! Calls of a C program on the drop-in (`capi/`), over the software device inside it: verbs with
-//! odd and hostile arguments that the header lets a program give, objects destroyed in any order.
+//! Calls the drop-in (`capi/`), with its software device, like a C program: verbs with unusual and
+//! hostile arguments that the header permits, and objects destroyed in any order.
 //!
 //! The target checks that there is no panic, no abort and no access outside the program's memory;
 //! that a verb fails with the return value that it has in libibverbs, and an errno; that objects in
 //! use are busy, and that all others can be destroyed.
 //!
-//! Pointers are to live objects of the right kind, or null where a program may leave one out.
-//! Memory that requests name is in an arena at a fixed address, or is not mapped: the device
-//! writes there. With `UVERBS_CHECK` set, objects that were destroyed are named again.
+//! Pointers are to live objects of the right kind, or null if optional. The memory of requests is
+//! in an arena at a fixed address, where the device may write, or is not mapped. With
+//! `UVERBS_CHECK` set, pointers may also be to destroyed objects.
 
 mod make;
 mod objects;
@@ -51,7 +51,8 @@ fn ask_for_software_devices() {
     ONCE.call_once(|| unsafe { std::env::set_var("UVERBS_DEVICE", "soft") });
 }
 
-/// From now on this process' software devices have InfiniBand ports, and programs match tags.
+/// From now on this process's software devices have InfiniBand ports, and programs use tag
+/// matching.
 pub fn use_infiniband() {
     // SAFETY: as for the other variable. Call it before all else.
     unsafe { std::env::set_var("UVERBS_SOFT_LINK", "ib") };
@@ -62,7 +63,7 @@ struct Program {
     verbs: &'static Verbs,
     contexts: Vec<*mut ibv_context>,
     objects: Vec<Object>,
-    /// Addresses of objects that were destroyed, for the debug mode.
+    /// Addresses of destroyed objects, for the debug mode (`UVERBS_CHECK`).
     gone: Vec<Object>,
     checked: bool,
     /// Whether ports are InfiniBand ones.
@@ -85,7 +86,7 @@ impl Program {
     fn open(contexts: usize) -> Self {
         let verbs = Verbs::get();
         Arena::get().clear();
-        // SAFETY: a list of devices, the first of which is opened; descriptors of contexts.
+        // SAFETY: opens the first of a list of devices, and uses descriptors of open contexts.
         let contexts = (0..contexts).map(|_| unsafe {
             let mut count = 0;
             let list = (verbs.ibv_get_device_list)(&raw mut count);
@@ -139,7 +140,7 @@ impl Program {
     }
 }
 
-/// Numbers next to limits.
+/// Numbers close to limits.
 const NUMBERS: [u32; 24] = [
     0,
     1,
@@ -172,12 +173,12 @@ fn small(u: &mut Unstructured<'_>) -> Result<u32> {
     if u.ratio(3, 4)? { u.int_in_range(0..=16) } else { number(u) }
 }
 
-/// Any number, often an odd one.
+/// Any number, often an unusual one.
 fn number(u: &mut Unstructured<'_>) -> Result<u32> {
     if u.ratio(7, 8)? { Ok(*u.choose(&NUMBERS)?) } else { u.arbitrary() }
 }
 
-/// Flags: none mostly, else some, or any.
+/// Flags: mostly none, else some of `known`, or any.
 fn flags(u: &mut Unstructured<'_>, known: u32) -> Result<u32> {
     Ok(match u.int_in_range(0..=7)? {
         0..=2 => 0,

@@ -1,4 +1,4 @@
-//! The objects of a program, and in which order they can be destroyed.
+//! The objects of a program, and the order in which they can be destroyed.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -35,11 +35,11 @@ pub(super) enum Kind {
 pub(super) struct Object {
     pub(super) kind: Kind,
     pub(super) at: *mut c_void,
-    /// The objects that it was made from, which cannot be destroyed before it.
+    /// The objects that it uses, which cannot be destroyed before it.
     pub(super) of: Vec<*mut c_void>,
-    /// Events of a completion queue that are to be acknowledged; groups that a queue pair is in.
+    /// For a completion queue, unacknowledged events; for a queue pair, groups that it is in.
     pub(super) held: u32,
-    /// Whether a completion queue was made with `ibv_create_cq_ex`, or an SRQ matches tags.
+    /// Whether it is a completion queue from `ibv_create_cq_ex`, or an SRQ with tag matching.
     pub(super) extended: bool,
 }
 
@@ -48,13 +48,13 @@ fn one_of<T>(u: &mut Unstructured<'_>, choice: &[*mut c_void]) -> Result<*mut T>
 }
 
 impl Program {
-    /// The functions below a context: those of all contexts are the same.
+    /// The function table in front of a context, which is the same for all contexts.
     pub(super) fn table(&self) -> &'static verbs_context {
         // SAFETY: open as long as the program runs; the functions are static.
         unsafe { below(self.contexts[0]) }
     }
 
-    /// Records the object that a verb created, if it did; returns whether it did.
+    /// Records the object that a verb created. Returns false if it failed.
     pub(super) fn made<T>(&mut self, kind: Kind, at: *mut T, of: &[*mut c_void]) -> bool {
         if at.is_null() {
             assert!((1..=133).contains(&errno()), "no {kind:?}, and errno {}", errno());
@@ -65,8 +65,8 @@ impl Program {
         true
     }
 
-    /// A live object for a verb's argument; null if there is none. In the debug mode it may be one
-    /// that was destroyed, which the program does not access.
+    /// A live object for a verb's argument; null if there is none. In the debug mode possibly a
+    /// destroyed one, whose memory the program does not access.
     pub(super) fn pick<T>(&self, u: &mut Unstructured<'_>, kind: Kind) -> Result<*mut T> {
         if self.checked && u.ratio(1, 8)? {
             return one_of(u, &self.stale(kind));
@@ -90,7 +90,7 @@ impl Program {
         self.objects.iter_mut().find(|object| object.at == at.cast())
     }
 
-    /// Addresses of destroyed objects that no live object has now.
+    /// Addresses of destroyed objects that were not reused for live objects.
     fn stale(&self, kind: Kind) -> Vec<*mut c_void> {
         let is_taken = |at| self.objects.iter().any(|object| object.at == at);
         let gone = self.gone.iter().filter(|object| object.kind == kind && !is_taken(object.at));
@@ -124,7 +124,8 @@ impl Program {
         let is_used = is_member || self.users(&object).next().is_some();
         clear_errno();
         let answer = self.call(&object);
-        // A region whose window is bound may be busy, and domains of one whose change failed.
+        // A region to which a window is bound may be busy, and so may the domains of a region whose
+        // change failed.
         let is_unclear = |user: &Object| user.kind == Kind::Mr && user.held > 0;
         let is_open = object.kind == Kind::Mr || self.users(&object).any(is_unclear);
         let expected = if is_used { libc::EBUSY } else { 0 };
@@ -145,8 +146,8 @@ impl Program {
     /// Calls the verb that destroys an object.
     fn call(&self, object: &Object) -> c_int {
         let (v, at) = (self.verbs, object.at);
-        // SAFETY: live objects of the kinds that the verbs take; or ones that are gone, in the mode
-        // in which the library refuses these without a look at them.
+        // SAFETY: live objects of the right kinds; or destroyed ones, in the mode in which the
+        // library refuses these without accessing them.
         unsafe {
             let table = self.table();
             match object.kind {
@@ -169,7 +170,7 @@ impl Program {
         }
     }
 
-    /// Takes a queue pair out of the groups that it may be in.
+    /// Removes a queue pair from all groups.
     fn leave(&mut self, object: &Object) {
         let at = object.at.cast::<ibv_qp>();
         for (group, lid) in GROUPS.iter().flat_map(|group| LIDS.map(|lid| (group, lid))) {

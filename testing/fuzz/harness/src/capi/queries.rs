@@ -28,7 +28,8 @@ impl Program {
 
     fn query_device(&self, u: &mut Unstructured<'_>, context: *mut ibv_context) -> Result<()> {
         let mut device = MaybeUninit::<ibv_device_attr>::uninit();
-        // A program of a newer release has a longer struct, one of an older release a shorter one.
+        // Programs for a newer release have a longer struct, those for an older release a shorter
+        // one.
         let size = u.int_in_range(0..=size_of::<ibv_device_attr_ex>() + 64)?;
         let mut longer = vec![0xa5u8; size + 1];
         let mut values = ibv_values_ex {
@@ -36,7 +37,7 @@ impl Program {
             // SAFETY: numbers.
             raw_clock: unsafe { zeroed() },
         };
-        // SAFETY: an open context, and space for as many bytes.
+        // SAFETY: an open context, and space for `size` bytes.
         unsafe {
             assert!(code((self.verbs.ibv_query_device)(context, device.as_mut_ptr())));
             let table = below(context);
@@ -57,7 +58,7 @@ impl Program {
         let size = u.int_in_range(0..=size_of::<ibv_port_attr>() + 16)?;
         let mut space = vec![0xa5u8; 128];
         let (mut pkey, mut speed) = (0, 0);
-        // SAFETY: an open context, and more space than is asked for.
+        // SAFETY: an open context, and more space than requested.
         unsafe {
             let into = space.as_mut_ptr().cast();
             code((below(context).query_port)(context, port, into, size));
@@ -76,7 +77,7 @@ impl Program {
         let (index, mut gid) = (small(u)?, [0u64; 2]);
         let port = if u.ratio(3, 4)? { 1 } else { number(u)? };
         let (count, flags) = (u.int_in_range(0..=64)?, flags(u, 0)?);
-        // SAFETY: an open context, and space for what is asked for.
+        // SAFETY: an open context, and as much space as requested.
         unsafe {
             let v = self.verbs;
             minus((v.ibv_query_gid)(context, port as u8, index as c_int, &raw mut gid));
@@ -114,7 +115,7 @@ impl Program {
         let mut attr = ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
         let count = u.int_in_range(0..=4)?;
         let mut values = [0u64; 4];
-        // SAFETY: live counters, and space for as many numbers.
+        // SAFETY: live counters, and space for the requested numbers.
         unsafe {
             let table = self.table();
             code((table.attach_counters_point_flow)(counters, &raw mut attr, null_mut()));
@@ -124,7 +125,7 @@ impl Program {
         Ok(())
     }
 
-    /// Asks for the names and rates of any code.
+    /// Queries names and rates for arbitrary codes.
     fn query_names(&self, u: &mut Unstructured<'_>) -> Result<()> {
         let value = number(u)?;
         let v = self.verbs;
@@ -146,7 +147,7 @@ impl Program {
         Ok(())
     }
 
-    /// Takes events of either kind. Those of completion queues are acknowledged at once, or later.
+    /// Reads events of either kind. Those of completion queues are acknowledged at once, or later.
     pub(super) fn events(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let context = self.context(u)?;
         let channel: *mut ibv_comp_channel = self.pick(u, Kind::Channel)?;

@@ -1,4 +1,4 @@
-//! Tag matching, which a program tries on InfiniBand ports only.
+//! Tag matching, on InfiniBand ports only.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -42,7 +42,7 @@ impl Program {
         // SAFETY: an open context, and a struct with live objects.
         let made = unsafe { (below(context).create_srq_ex)(context, &raw mut attr) };
         let of: [*mut _; 2] = [pd.cast(), cq.cast()];
-        // Without the bit of the type it is an ordinary queue.
+        // Without the mask bit for the type it is an ordinary queue.
         let matches_tags = attr.comp_mask & 1 != 0;
         if self.made(Kind::Srq, made, &of[..if matches_tags { 2 } else { 1 }]) {
             self.object(made).into_iter().for_each(|object| object.extended = matches_tags);
@@ -50,7 +50,7 @@ impl Program {
         Ok(())
     }
 
-    /// An object of the kind that is extended; sometimes any one.
+    /// An object of this kind that is extended; sometimes another one.
     fn pick_extended<T>(&self, u: &mut Unstructured<'_>, kind: Kind) -> Result<*mut T> {
         if u.ratio(1, 8)? {
             return self.pick(u, kind);
@@ -74,7 +74,7 @@ impl Program {
             first.next = &raw mut last;
         }
         let mut bad = null_mut();
-        // SAFETY: a live queue, and a list whose memory is there.
+        // SAFETY: a live queue, and a list with valid memory.
         let answer = unsafe { (self.table().post_srq_ops)(srq, &raw mut first, &raw mut bad) };
         if !code(answer) && !self.checked {
             assert!(bad == &raw mut first || bad == &raw mut last);
@@ -85,7 +85,7 @@ impl Program {
 
 fn tag_change(u: &mut Unstructured<'_>, list: &mut [ibv_sge]) -> Result<ibv_ops_wr> {
     let counts: [c_int; 6] = [0, 1, 1, 1, 2, -1];
-    // Few tags, so that entries match each other's messages; handles that exist, and others.
+    // Few tags, so that messages match entries; handles that exist, and others.
     let add = OpsAdd {
         recv_wr_id: u.arbitrary()?,
         sg_list: list.as_mut_ptr(),

@@ -1,4 +1,4 @@
-//! The functions of the drop-in that a program is linked with, by their names and versions.
+//! The exported functions of the drop-in, by their names and versions.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
@@ -107,7 +107,7 @@ verbs! {
     mbps_to_ibv_rate "IBVERBS_1.1" (c_int) -> c_uint;
 }
 
-/// The functions below a context, which the header's inline functions call.
+/// The function table in front of a context, which the header's inline functions use.
 ///
 /// # Safety
 /// `context` is open.
@@ -122,7 +122,7 @@ pub(crate) fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Forgets an earlier failure.
+/// Sets `errno` to 0.
 pub(crate) fn clear_errno() {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = 0 };

@@ -1,4 +1,4 @@
-//! Changing queue pairs, posting, building and polling.
+//! Changes queue pairs, posts and polls.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::zeroed;
@@ -17,7 +17,7 @@ use crate::arena::{ARENA, SIZE};
 pub(super) const GROUPS: [[u64; 2]; 2] = [[0x0000_0000_0000_15ff, 0x0900_0000_0000_0000], [1, 2]];
 /// LIDs of groups.
 pub(super) const LIDS: [u16; 2] = [0, 0xc001];
-/// Length of the SGE lists, whatever number a request gives.
+/// Length of the SGE lists. The number in a request may be smaller or larger.
 const LIST: usize = 64;
 
 /// An address in the arena, or one where nothing is mapped.
@@ -42,7 +42,7 @@ fn steps(qp_type: u32) -> [u32; 3] {
 }
 
 impl Program {
-    /// Brings a queue pair, which is its own peer, as far as the input says.
+    /// Brings a queue pair, which is its own peer, to a state chosen by the input.
     pub(super) fn connect(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let qp: *mut ibv_qp = self.live(u, Kind::Qp)?;
         if qp.is_null() {
@@ -73,7 +73,7 @@ impl Program {
         Ok(())
     }
 
-    /// Any change to an object.
+    /// Changes an object.
     pub(super) fn change(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         match u.int_in_range(0..=8)? {
             0..=2 => self.change_qp(u),
@@ -94,7 +94,7 @@ impl Program {
         let mut bytes = [0u8; size_of::<ibv_qp_attr>()];
         let given = u.bytes(u.len().min(bytes.len()))?;
         bytes[..given.len()].copy_from_slice(given);
-        // SAFETY: a struct of numbers, out of as many bytes; a live queue pair.
+        // SAFETY: a struct of numbers from arbitrary bytes; a live queue pair.
         unsafe {
             let mut attr: ibv_qp_attr = bytes.as_ptr().cast::<ibv_qp_attr>().read_unaligned();
             attr.qp_state = *u.choose(&[0, 1, 2, 3, 4, 5, 6, 7, attr.qp_state])?;
@@ -194,7 +194,7 @@ impl Program {
         let inside = (SIZE as u64).saturating_sub(at.wrapping_sub(ARENA as u64));
         let length = if u.ratio(7, 8)? { inside.min(4096) as usize } else { usize::MAX };
         let access = flags(u, 0x1f)? as c_int;
-        // SAFETY: a live region and domain. The memory is the arena's, or is refused.
+        // SAFETY: a live region and domain. The memory is in the arena, or is refused.
         let answer =
             unsafe { (self.verbs.ibv_rereg_mr)(mr, change as c_int, pd, start, length, access) };
         assert!((-6..=0).contains(&answer), "{answer}");
@@ -203,7 +203,7 @@ impl Program {
                 if answer == 0 {
                     object.of[0] = pd.cast();
                 } else {
-                    // The error does not say to which of the two domains it belongs.
+                    // The error does not reveal to which of the two domains the region now belongs.
                     object.held = 1;
                     object.of.push(pd.cast());
                 }
@@ -219,7 +219,7 @@ impl Program {
         }
         let (offset, length) = (wide(u)?, u.int_in_range(0..=128)?);
         let mut bytes = vec![0u8; length];
-        // SAFETY: live memory, and as many bytes.
+        // SAFETY: live memory of at least that many bytes.
         unsafe {
             if let Some(copy) = (*dm).memcpy_to_dm {
                 code(copy(dm, offset, bytes.as_ptr().cast(), length));
@@ -273,7 +273,7 @@ impl Program {
             next = &raw mut *request;
         }
         let mut bad = null_mut();
-        // SAFETY: a live queue pair, and a list whose memory is there.
+        // SAFETY: a live queue pair, and a list with valid memory.
         unsafe {
             let no_place = u.ratio(1, 16)? && requests.is_empty();
             let place = if no_place { null_mut() } else { &raw mut bad };
@@ -284,7 +284,7 @@ impl Program {
         Ok(())
     }
 
-    /// A request. Data that is copied is in the arena.
+    /// A request. Data to be copied is in the arena.
     fn request(&self, u: &mut Unstructured<'_>, list: &mut [ibv_sge; LIST]) -> Result<ibv_send_wr> {
         let send_flags = flags(u, 0x1f)?;
         if send_flags & 8 != 0 {
@@ -356,7 +356,7 @@ impl Program {
             num_sge: *u.choose(&counts)?,
         };
         let mut bad = null_mut();
-        // SAFETY: live queues, and a list whose memory is there.
+        // SAFETY: live queues, and a list with valid memory.
         unsafe {
             let answer = match u.int_in_range(0..=3)? {
                 0 => {
@@ -401,7 +401,7 @@ impl Program {
             assert_eq!(errno(), libc::EINVAL);
             return Ok(());
         }
-        // SAFETY: a live queue pair with these functions. An end follows whatever the input says.
+        // SAFETY: a live queue pair with these functions. Each start is followed by an end.
         unsafe {
             ((*ex).wr_start)(ex);
             let mut built = Ok(());
@@ -504,14 +504,14 @@ impl Program {
         Ok(())
     }
 
-    /// Polls, in either form.
+    /// Polls with the plain or the extended functions.
     pub(super) fn poll(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let cq: *mut ibv_cq = self.live(u, Kind::Cq)?;
         if cq.is_null() {
             return Ok(());
         }
         let is_extended = self.object(cq).is_some_and(|object| object.extended);
-        // SAFETY: a live queue, and space for as many completions.
+        // SAFETY: a live queue, and space for the completions.
         unsafe {
             if is_extended && u.arbitrary()? {
                 self.poll_extended(u, cq.cast())?;

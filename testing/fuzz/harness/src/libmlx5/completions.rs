@@ -1,4 +1,4 @@
-//! Completions: this library's reading of a CQE against libmlx5's.
+//! Compares the completions that this library and libmlx5 return for a CQE.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::Service;
@@ -42,8 +42,8 @@ pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Resul
         cqe[SEND_OPCODE] = u.choose(&OPCODES)?.0;
     }
     match Opcode(cqe[SEND_OPCODE]) {
-        // libmlx5 knows no masked atomics and leaves their opcode as it was. It reports 8 bytes for
-        // every atomic; this library reports the CQE's byte count.
+        // libmlx5 does not support masked atomics, and leaves the completion's opcode unset. It
+        // reports 8 bytes for every atomic; this library reports the CQE's byte count.
         Opcode::ATOMIC_MASKED_COMPARE_SWAP | Opcode::ATOMIC_MASKED_FETCH_ADD => return Ok(()),
         Opcode::ATOMIC_COMPARE_SWAP | Opcode::ATOMIC_FETCH_ADD => {
             cqe[BYTE_COUNT..][..4].copy_from_slice(&8u32.to_be_bytes());

@@ -1,30 +1,30 @@
-//! The same requests to libmlx5 and to this project's queues, where libmlx5 is installed: the same
-//! bytes in ring and doorbell record. The same CQEs to both pollers: the same completions.
+//! Compares this project's queues with libmlx5, if it is installed. The same requests must result
+//! in the same bytes in ring and doorbell record, and the same CQEs in the same completions.
 //!
-//! What differs on purpose, and is all that may differ:
-//! - bytes of a WQE that libmlx5 leaves as they were (reserved ones of UMR and atomic segments,
-//!   padding of inline data, what follows a WQE in its last block) are zero in ours;
-//! - requests that libmlx5 encodes although they mean nothing, or something else, are refused:
-//!   entries of 2 GiB and more, opcodes that the service lacks, inline data to be read or for
-//!   atomics, atomics that are not of 8 bytes. libmlx5 is not given these: some make it copy far
-//!   beyond the data;
-//! - `ibv_wr_bind_mw` takes every window for one of type 2; type 1 is compared with
-//!   `ibv_post_send`;
-//! - `ibv_post_send` wants at least one entry for a raw packet, counts the entries of inline data
-//!   too, and, as `ibv_wr_send_tso` does, puts the data in a wrong place if the header to segment
-//!   by reaches the ring's end: such requests are given to libmlx5 in the other form, or not at
-//!   all;
-//! - where each packet's headers have to be inside the WQE, `ibv_post_send` remembers over its list
-//!   how much of a packet's data went inline (`sg_copy_ptr`) and takes that off the data of a later
-//!   packet to segment, whose headers it copies from elsewhere: such requests are built;
-//! - libmlx5 does not know the completions of masked atomics;
-//! - whether the doorbell is 8 bytes or the WQE itself;
-//! - empty entries of a shared receive queue are left out (libmlx5 writes a byte count of 0, which
-//!   stands for 2 GiB);
-//! - `ibv_post_wq_recv` has the list of a striding work queue 16 bytes too early, in the place of
-//!   the link (rdma-core#1381);
-//! - only ours inserts VLAN tags: libmlx5 sets no such field of the Ethernet segment
-//!   (providers/mlx5/qp.c), and verbs have no request for it.
+//! Only these differences are allowed:
+//! - Bytes of a WQE that libmlx5 does not write (reserved bytes of UMR and atomic segments, padding
+//!   of inline data, the rest of the last block) are zero here.
+//! - Some requests are refused here that libmlx5 encodes although they are meaningless or become
+//!   something else: entries of 2 GiB and more, opcodes that the service does not have, inline data
+//!   for reads and atomics, atomics that are not of 8 bytes. libmlx5 does not get these: some make
+//!   it copy far beyond the data.
+//! - `ibv_wr_bind_mw` treats every window as one of type 2. Type 1 is compared with
+//!   `ibv_post_send`.
+//! - `ibv_post_send` requires at least one entry for a raw packet, and counts the entries of inline
+//!   data. Like `ibv_wr_send_tso`, it puts the data in a wrong place if the header of a packet to
+//!   segment reaches the ring's end. libmlx5 gets such requests in the other form, or not at all.
+//! - If each packet's headers must be inside the WQE, `ibv_post_send` remembers from one request of
+//!   a list to the next how much of a packet's data is inline (`sg_copy_ptr`), and skips that much
+//!   of the data of a packet to segment, whose headers come from elsewhere. Such requests are
+//!   posted with `ibv_wr_*`.
+//! - libmlx5 does not support the completions of masked atomics.
+//! - The doorbell may be 8 bytes or the WQE itself.
+//! - Empty entries of a shared receive queue are left out here; libmlx5 writes a byte count of 0,
+//!   which means 2 GiB.
+//! - `ibv_post_wq_recv` writes the list of a striding work queue 16 bytes too early, in place of
+//!   the link (rdma-core#1381).
+//! - Only this library inserts VLAN tags: libmlx5 does not set that field of the Ethernet segment
+//!   (providers/mlx5/qp.c), and verbs have no such request.
 
 mod completions;
 mod receives;
@@ -42,8 +42,7 @@ use uverbs_soft::chardev::SoftDevice;
 /// The input chooses what both do.
 ///
 /// # Panics
-/// If they differ. Where there is no libmlx5 nothing happens, after a message; where `CI` is set
-/// that is an error.
+/// If they differ. Without libmlx5 it only prints a message; if `CI` is set, it panics.
 pub fn run(data: &[u8]) {
     let Some(queues) = Libmlx5Queues::get() else { return };
     let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,16 +57,16 @@ pub fn run(data: &[u8]) {
     };
 }
 
-/// Whether the device wants the first 18 bytes of each packet inside the WQE.
+/// Whether the device requires the first 18 bytes of each packet inside the WQE.
 static INLINE_HEADERS: AtomicBool = AtomicBool::new(false);
 
-/// From the start of this process on the device wants the first 18 bytes of each packet inside the
-/// WQE. Before all else.
+/// Makes the device require the first 18 bytes of each packet inside the WQE. Call this first in
+/// the process.
 pub fn want_inline_headers() {
     INLINE_HEADERS.store(true, Ordering::Relaxed);
 }
 
-/// Whether there is a libmlx5 to compare with.
+/// Whether libmlx5 can be used.
 pub fn is_there() -> bool {
     Libmlx5Queues::get().is_some()
 }
@@ -78,24 +77,24 @@ struct Libmlx5Queues {
     /// The first 18 bytes of each packet go into the WQE.
     wants_headers: bool,
     pairs: Vec<(Service, bool, QueuePair)>,
-    /// One for each request that a list may have.
+    /// An entry for each request of a list.
     own: Vec<Own>,
 }
 
-/// What only one request of a list uses.
+/// Objects that only one request of a list uses.
 struct Own {
     ah: *mut Ah,
-    /// Where libmlx5 keeps that handle's address vector.
+    /// The handle's address vector in libmlx5's memory.
     av: *mut [u8; 48],
     mr: *mut Mr,
     mw: *mut Mw,
 }
 
-/// Requests of a list, at most.
+/// Most requests of a list.
 const LONGEST: usize = 6;
 
-// SAFETY: libibverbs' objects may be used by any thread; the address vector is reached through the
-// mutex alone.
+// SAFETY: libibverbs' objects may be used by any thread; the address vector is accessed only under
+// the mutex.
 unsafe impl Send for Libmlx5Queues {}
 
 /// Operations that a service's `ibv_wr_*` functions have (`enum ibv_qp_create_send_ops_flags`).
@@ -151,8 +150,8 @@ impl Own {
     fn new(libmlx5: &Libmlx5) -> Result<Self, String> {
         let (ah, av) = libmlx5.create_ah()?;
         let memory = Box::leak(Box::new([0u8; 4096])).as_mut_ptr();
-        // SAFETY: memory that stays; local write, remote read and write, atomic, binding. A window
-        // of type 2.
+        // SAFETY: memory that is never freed; local write, remote read and write, atomic, binding.
+        // A window of type 2.
         let (mr, mw) = unsafe {
             let mr = (libmlx5.functions.reg_mr)(libmlx5.pd, memory.cast(), 4096, 0x1f);
             (mr, ((*libmlx5.context).alloc_mw)(libmlx5.pd, 2))
@@ -164,10 +163,11 @@ impl Own {
     }
 }
 
-/// What the other side's bytes may be: libmlx5's ring was filled with this before.
+/// Filling of libmlx5's ring. It remains in bytes that libmlx5 does not write.
 const UNWRITTEN: u8 = 0xcc;
 
-/// Our bytes are libmlx5's, or zero where it wrote nothing.
+/// Asserts that this library's bytes are the same as libmlx5's, or zero if libmlx5 did not write
+/// them.
 fn assert_same(ours: &[u8], theirs: &[u8], what: &str) {
     let same = |at: usize| ours[at] == theirs[at] || theirs[at] == UNWRITTEN && ours[at] == 0;
     let differs = (0..ours.len()).find(|at| !same(*at));

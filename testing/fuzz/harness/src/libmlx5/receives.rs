@@ -1,4 +1,4 @@
-//! Receive requests, of a queue pair, of a shared receive queue and of a work queue.
+//! Compares receive requests of a queue pair, of a shared receive queue and of a work queue.
 
 use std::ptr::null_mut;
 
@@ -24,7 +24,7 @@ fn lists(u: &mut Unstructured<'_>, shortest: u32) -> Result<Vec<Vec<Sge>>> {
     (0..u.int_in_range(1..=4)?).map(|_| list(u)).collect()
 }
 
-/// The same as libmlx5 takes it, linked.
+/// The same lists as linked requests for libmlx5.
 fn linked(lists: &mut [Vec<Sge>]) -> Vec<RecvWr> {
     let request = |list: &mut Vec<Sge>| {
         let (sges, sge_count) = (list.as_mut_ptr(), list.len() as i32);
@@ -58,8 +58,8 @@ fn index_of(bad: *mut RecvWr, requests: &[RecvWr]) -> usize {
     }
 }
 
-/// Bytes of a WQE up to its terminator, behind which the device reads nothing; the list starts
-/// behind `head` units.
+/// Bytes of a WQE up to and including its terminator, after which the device reads nothing. The
+/// list starts after `head` units of 16 bytes.
 fn used(wqe: &[u8], head: usize) -> usize {
     let is_terminator = |unit: &[u8]| unit[4..8] == TERMINATOR_LKEY.to_be_bytes();
     let end = wqe.chunks(OCTOWORD).skip(head).position(is_terminator);
@@ -104,7 +104,7 @@ pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Resul
     Ok(())
 }
 
-/// A shared receive queue of its own for each input.
+/// Each input gets a new shared receive queue.
 pub(super) fn run_shared(queues: &Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
     let mut lists = lists(u, 1)?;
     let srq = queues.libmlx5.create_srq(u.int_in_range(4..=20)?, u.int_in_range(1..=6)?);
@@ -137,7 +137,7 @@ pub(super) fn run_shared(queues: &Libmlx5Queues, u: &mut Unstructured<'_>) -> Re
     Ok(())
 }
 
-/// A receive work queue of its own for each input.
+/// Each input gets a new receive work queue.
 pub(super) fn run_work_queue(queues: &Libmlx5Queues, u: &mut Unstructured<'_>) -> Result<()> {
     let mut lists = lists(u, 0)?;
     let striding: bool = u.arbitrary()?;
@@ -161,7 +161,7 @@ pub(super) fn run_work_queue(queues: &Libmlx5Queues, u: &mut Unstructured<'_>) -
         (errno, ring, (wq.direct.record as *const [u8; 4]).read())
     };
     assert_eq!(outcome(&posted, lists.len()), (errno, index_of(bad, &requests)));
-    // libmlx5 knows nothing of the link, and has the list in its place.
+    // libmlx5 does not write the link, and puts the list in its place.
     let head = usize::from(striding);
     for wqe in &posted.wqes {
         let (link, list) = wqe.bytes.split_at(head * OCTOWORD);

@@ -1,4 +1,4 @@
-//! Work requests as libmlx5's two interfaces take them.
+//! Work requests for libmlx5's two interfaces.
 
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
@@ -14,10 +14,10 @@ use uverbs_mlx5_inspect::Work;
 
 use super::{Libmlx5Queues, Own};
 
-/// A request with the memory that it names.
+/// A request with the memory that it refers to.
 pub(super) struct Request<'a> {
     work: &'a Work<'a>,
-    /// Which address handle and which window are its own.
+    /// The address handle and the window for it.
     own: &'a Own,
     sges: Vec<Sge>,
     buffers: Vec<Buffer>,
@@ -37,7 +37,7 @@ impl<'a> Request<'a> {
             length: buffer.sge.length(),
             lkey: buffer.sge.lkey(),
         };
-        // A change of keys has no data; libmlx5 still looks how much there is.
+        // A change of keys has no data, but libmlx5 checks the amount anyway.
         let data = if changes_keys(work) { &[] } else { work.data };
         let sges: Vec<Sge> = data.iter().map(sge).collect();
         let buffer =
@@ -250,8 +250,8 @@ impl Libmlx5Queues {
             list[index - 1].next = first.wrapping_add(index);
         }
         let mut bad = MaybeUninit::new(null_mut());
-        // SAFETY: a list of whole requests, whose entries and inline data are there; the device
-        // hears of nothing.
+        // SAFETY: a list of whole requests with valid entries and inline data; the device is not
+        // notified.
         let (errno, bad) = unsafe {
             let errno = ((*pair.context()).post_send)(pair.qp, first, bad.as_mut_ptr());
             (errno, bad.assume_init())
@@ -267,7 +267,7 @@ impl Libmlx5Queues {
     /// Posts by `ibv_wr_*` calls: the errno of `ibv_wr_complete`.
     pub(super) fn post_built(pair: &QueuePair, requests: &[Request<'_>]) -> i32 {
         let qp = pair.extended;
-        // SAFETY: an extended queue pair that has the operations; the requests' memory is there.
+        // SAFETY: an extended queue pair that has the operations; the requests' memory is valid.
         unsafe {
             ((*qp).start)(qp);
             requests.iter().for_each(|request| request.build(pair));
@@ -277,17 +277,18 @@ impl Libmlx5Queues {
 }
 
 impl Own {
-    /// Gives the address handle the destination's address vector.
+    /// Stores the destination's address vector in the address handle.
     fn prepare_address(&self, destination: &RunTimeDestination<'_>) -> (u32, u32) {
         let (RunTimeDestination::Datagram(av) | RunTimeDestination::Dc(av)) = destination else {
             return (0, 0);
         };
-        // SAFETY: libmlx5's own copy, which stays, and which only this thread reads or writes now.
+        // SAFETY: libmlx5's own copy, which is never freed, and which only this thread uses now.
         unsafe { self.av.write(zerocopy::transmute!(**av)) };
         (av.remote_qpn(), av.qkey())
     }
 
-    /// Gives window and region the keys of a request; what the request itself says comes back.
+    /// Stores the keys of a request in window and region. Returns the request's own fields: the new
+    /// key and the binding.
     fn prepare_window(&self, operation: &RunTimeOperation<'_>) -> (u32, BindInfo) {
         let nothing = BindInfo { mr: self.mr, address: 0, length: 0, access: 0 };
         let (window, kind, new_rkey, info) = match operation {
@@ -299,7 +300,7 @@ impl Own {
             }
             _ => (0, WindowType::Type2, 0, nothing),
         };
-        // SAFETY: libmlx5's objects, which stay, and which only this thread looks at now.
+        // SAFETY: libmlx5's objects, which are never freed, and which only this thread uses now.
         unsafe {
             (*self.mw).rkey = window;
             (*self.mw).kind = if kind == WindowType::Type1 { 1 } else { 2 };

@@ -1,4 +1,4 @@
-//! Send requests.
+//! Compares send requests.
 
 use arbitrary::{Result, Unstructured};
 use uverbs_libmlx5_harness::QueuePair;
@@ -11,7 +11,7 @@ use super::requests::{Request, changes_keys};
 use super::{LONGEST, Libmlx5Queues, Own, UNWRITTEN, assert_same};
 use crate::work;
 
-/// Bytes of a packet to be segmented that the software device lets libmlx5 take.
+/// Most bytes of a packet to be segmented, as the software device reports to libmlx5.
 const MAX_TSO: u64 = uverbs_soft::core::MAX_TSO as u64;
 
 /// Posts a list after `start` requests that have completed.
@@ -26,10 +26,10 @@ pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Resul
     let buffers: Vec<Vec<Buffer<'_>>> = requests.iter().map(work::Request::buffers).collect();
     let works: Vec<Work<'_>> =
         requests.iter().zip(&buffers).map(|(request, data)| request.work(data)).collect();
-    // `ibv_wr_bind_mw` takes every window for one of type 2.
+    // `ibv_wr_bind_mw` treats every window as one of type 2.
     let as_list = as_list || works.iter().any(has_window_of_type_1);
     let as_list = as_list && has_list(&spec, &works);
-    // Up to the first that libmlx5's interface does not have.
+    // Up to the first request that libmlx5's interface does not have.
     let theirs = works.iter().take_while(|work| !as_list || fits_list(work, &spec)).zip(own.iter());
     let mut theirs: Vec<_> = theirs.map_while(|(work, own)| Request::of(work, own)).collect();
     let post = |count| post_sends(&spec, &works[..count]).expect("libmlx5 made such a queue");
@@ -64,7 +64,7 @@ pub(super) fn run(queues: &mut Libmlx5Queues, u: &mut Unstructured<'_>) -> Resul
     Ok(())
 }
 
-/// The queue of a pair, from a random position on.
+/// The queue of a pair, starting at a random position.
 fn spec(
     u: &mut Unstructured<'_>,
     pair: &QueuePair,
@@ -80,7 +80,7 @@ fn spec(
         number: pair.number(),
         blocks: pair.direct.send.entries,
         start,
-        // The invalidation that leaves the fence takes two blocks.
+        // The invalidation that causes the fence takes two blocks.
         small_fence: small_fence && start >= 2,
         signal_all,
         max_sge: pair.capacities[2],
@@ -98,8 +98,8 @@ fn request(u: &mut Unstructured<'_>, spec: &SendQueueSpec) -> Result<work::Reque
     Ok(request)
 }
 
-/// Whether libmlx5 can post them as a list. There is none for a DC initiator, and none with packets
-/// to segment that is right where headers go inline.
+/// Whether libmlx5 can post the requests as a list. It cannot for a DC initiator, and lists with
+/// packets to segment are wrong if headers must be inline.
 fn has_list(spec: &SendQueueSpec, works: &[Work<'_>]) -> bool {
     let segments = |work: &Work<'_>| matches!(work.operation, RunTimeOperation::Segmented { .. });
     let is_wrong = spec.min_inline_header != 0 && works.iter().any(segments);
@@ -127,19 +127,19 @@ fn has_window_of_type_1(work: &Work<'_>) -> bool {
     window_type == WindowType::Type1
 }
 
-/// Whether `ibv_post_send` takes this as we do.
+/// Whether `ibv_post_send` treats this request as this library does.
 fn fits_list(work: &Work<'_>, spec: &SendQueueSpec) -> bool {
     use RunTimeOperation as O;
     let fewest = usize::from(matches!(work.operation, O::Packet(_)));
-    // We take inline data in any number of buffers.
+    // This library accepts inline data in any number of buffers.
     let most = if work.inline { spec.max_sge as usize } else { usize::MAX };
     let total: u64 = work.data.iter().map(|buffer| u64::from(buffer.sge.length())).sum();
     let longest = if matches!(work.operation, O::Segmented { .. }) { MAX_TSO } else { u64::MAX };
     (fewest..=most).contains(&work.data.len()) && total <= longest
 }
 
-/// Whether the header reaches the ring's end: if it goes on at the start, libmlx5 leaves a gap
-/// behind it (`set_tso_eth_seg`); if not, `mlx5_send_wr_set_sge_eth` writes an entry behind the
+/// Whether the header reaches the ring's end. If it continues at the start, libmlx5 leaves a gap
+/// after it (`set_tso_eth_seg`); if not, `mlx5_send_wr_set_sge_eth` writes an entry beyond the
 /// ring.
 fn header_reaches_end(work: &Work<'_>, slot: u32, spec: &SendQueueSpec) -> bool {
     let RunTimeOperation::Segmented { header, .. } = work.operation else { return false };
@@ -147,15 +147,15 @@ fn header_reaches_end(work: &Work<'_>, slot: u32, spec: &SendQueueSpec) -> bool 
     slot as usize * WQEBB_SIZE + header >= spec.blocks as usize * WQEBB_SIZE
 }
 
-/// Whether libmlx5 refuses this too, and nothing else about the request is wrong.
+/// Whether libmlx5 refuses this, too, and there is no other reason for a refusal.
 fn refused_alike(work: &Work<'_>, reason: PostError) -> bool {
     let sane = work.data.iter().all(|buffer| buffer.sge.length() < 1 << 20);
     let plain = matches!(work.operation, RunTimeOperation::Send);
     plain && sane && matches!(reason, PostError::TooManySge | PostError::InlineTooLong)
 }
 
-/// Posts and completes small requests until the queue's counter is where it shall be; the last one
-/// changes a key if the next one shall be fenced for that.
+/// Posts and completes small requests until the queue's counter is `spec.start`. The last one
+/// changes a key if the next one must be fenced.
 fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
     let vector = Default::default();
     let destination = match spec.service {
@@ -164,7 +164,7 @@ fn advance(pair: &mut QueuePair, spec: &SendQueueSpec, own: &Own) {
         Service::Dci => RunTimeDestination::Dc(&vector),
         Service::Rc | Service::Uc | Service::RawEthernet => RunTimeDestination::Connected,
     };
-    // A packet must have something in it, and its headers may be read.
+    // A packet must not be empty, and its headers may be read.
     static PACKET: [u8; 64] = [0; 64];
     let address = PACKET.as_ptr().expose_provenance() as u64;
     let buffer = [Buffer { sge: Sge::new(address, 64, 0), bytes: &PACKET }];
@@ -217,7 +217,7 @@ fn compare(pair: &QueuePair, posted: &Posted) {
     }
     assert_eq!(pair.record()[4..], (posted.end & 0xffff).to_be_bytes());
     if posted.refused.is_none() {
-        // Which half of the register it is depends on what was rung before.
+        // Earlier doorbells determine which half of the register it is.
         let register = pair.register();
         let stores: Vec<_> =
             register.chunks(register.len() / 2).filter(|half| half[0] != UNWRITTEN).collect();

@@ -1,8 +1,8 @@
-//! Inputs, and what to do with them.
+//! Runs targets with committed and random inputs.
 
 use uverbs_fuzz_harness::corpus;
 
-/// Names the input that was running when a target found something.
+/// Prints the input with which a target found a defect, when it is dropped by a panic.
 struct Running(String);
 
 impl Drop for Running {
@@ -25,8 +25,8 @@ pub(crate) fn replay(target: &str, run: fn(&[u8])) {
     }
 }
 
-/// Random bytes are poor inputs, but never the same as the corpus. `UVERBS_FUZZ_RUNS` says how
-/// many, instead of `count`.
+/// Runs a target with random bytes, which are poor inputs, but differ from the corpus: `count`
+/// times, or as often as `UVERBS_FUZZ_RUNS` specifies.
 pub(crate) fn random(target: &str, run: fn(&[u8]), count: u64) {
     let wanted = std::env::var("UVERBS_FUZZ_RUNS").ok();
     let count = wanted.map_or(count, |wanted| wanted.parse().expect("a number"));
@@ -36,7 +36,7 @@ pub(crate) fn random(target: &str, run: fn(&[u8]), count: u64) {
     }
 }
 
-/// Up to 1 KiB out of a xorshift generator.
+/// Up to 1 KiB from a xorshift generator.
 fn bytes(seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
