@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
 use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::request::PostError;
@@ -216,6 +217,13 @@ impl Error {
         found
     }
 
+    /// A sysfs attribute that could not be read: `NotFound`, unless the process or the machine
+    /// lacks what it takes to read any.
+    pub(crate) fn attribute(verb: &'static str, name: &str, error: &io::Error) -> Self {
+        let failed = Self::io(verb, error).asked(name);
+        if lacks_resources(error) { failed } else { failed.with_kind(ErrorKind::NotFound) }
+    }
+
     /// Says what was asked for ("cqe 4096, vector 0").
     pub(crate) fn asked(mut self, asked: impl Into<String>) -> Self {
         self.0.asked = asked.into();
@@ -374,6 +382,12 @@ impl<T> From<DestroyError<T>> for Error {
     }
 }
 
+/// Whether a file could not be read for want of descriptors or memory, which says nothing about
+/// the file.
+pub(crate) fn lacks_resources(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
 /// The errno that says the same as an error's kind.
 fn errno_of(kind: io::ErrorKind) -> Errno {
     use io::ErrorKind as Kind;
@@ -462,7 +476,7 @@ fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
 
 /// [`memlock_diagnosis`] of a process whose limit counts.
 fn limited(bytes: u64, soft: u64) -> Option<(String, String)> {
-    if soft == nix::libc::RLIM_INFINITY {
+    if soft == libc::RLIM_INFINITY {
         return None;
     }
     let cause = format!(

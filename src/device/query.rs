@@ -118,20 +118,33 @@ impl Context {
 
     fn gid_table_from_sysfs(&self, port: u8) -> Result<Vec<GidEntry>> {
         let length = self.query_port(port)?.gid_table_length();
-        Ok((0..length).filter_map(|index| self.gid_from_sysfs(port, index)).collect())
+        let entries = (0..length).filter_map(|index| self.gid_from_sysfs(port, index).transpose());
+        entries.collect()
     }
 
-    fn gid_from_sysfs(&self, port: u8, index: u32) -> Option<GidEntry> {
-        let channel = self.commands().channel();
-        let gid: Gid =
-            channel.attribute(&format!("ports/{port}/gids/{index}")).ok()?.parse().ok()?;
-        let kind = channel.attribute(&format!("ports/{port}/gid_attrs/types/{index}"));
+    fn gid_from_sysfs(&self, port: u8, index: u32) -> Result<Option<GidEntry>> {
+        const VERB: &str = "query_gid_table";
+        let gid = self.attribute_if_any(VERB, &format!("ports/{port}/gids/{index}"))?;
+        let kind = self.attribute_if_any(VERB, &format!("ports/{port}/gid_attrs/types/{index}"))?;
         let kind = match kind.as_deref() {
-            Ok("RoCE v2") => GidKind::RoceV2,
-            Ok("IB/RoCE v1") => GidKind::RoceV1,
+            Some("RoCE v2") => GidKind::RoceV2,
+            Some("IB/RoCE v1") => GidKind::RoceV1,
             _ => GidKind::InfiniBand,
         };
-        (!gid.is_zero()).then_some(GidEntry { port, index, gid, kind, interface: 0 })
+        let gid = gid.and_then(|text| text.parse().ok()).filter(|gid: &Gid| !gid.is_zero());
+        Ok(gid.map(|gid| GidEntry { port, index, gid, kind, interface: 0 }))
+    }
+
+    fn attribute(&self, verb: &'static str, name: &str) -> Result<String> {
+        let text = self.commands().channel().attribute(name);
+        text.map_err(|error| Error::attribute(verb, name, &error))
+    }
+
+    fn attribute_if_any(&self, verb: &'static str, name: &str) -> Result<Option<String>> {
+        match self.attribute(verb, name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            text => text.map(Some),
+        }
     }
 
     /// Chooses a GID of `port`: the one with index `index` if given, else the most widely routable.
@@ -159,9 +172,7 @@ impl Context {
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         let name = format!("ports/{port}/pkeys/{index}");
-        let text = self.commands().channel().attribute(&name).map_err(|error| {
-            Error::io(VERB, &error).asked(name.as_str()).with_kind(ErrorKind::NotFound)
-        })?;
+        let text = self.attribute(VERB, &name)?;
         let digits = text.trim().trim_start_matches("0x");
         u16::from_str_radix(digits, 16)
             .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is not a P_Key")))
@@ -188,9 +199,7 @@ impl Context {
             return Err(Error::invalid(VERB, "counters have letters, digits and _ in their names"));
         }
         let path = format!("ports/{port}/hw_counters/{name}");
-        let text = self.commands().channel().attribute(&path).map_err(|error| {
-            Error::io(VERB, &error).asked(path.as_str()).with_kind(ErrorKind::NotFound)
-        })?;
+        let text = self.attribute(VERB, &path)?;
         text.trim().parse().map_err(|_| Error::invalid(VERB, format!("{path} says {text:?}")))
     }
 

@@ -11,6 +11,15 @@ fn an_io_error_without_an_errno_keeps_its_cause() {
 }
 
 #[test]
+fn an_attribute_is_not_missing_for_want_of_descriptors() {
+    for (errno, kind) in [(libc::ENOENT, ErrorKind::NotFound), (libc::EMFILE, ErrorKind::Refused)] {
+        let error =
+            Error::attribute("query_pkey", "ports/1/pkeys/7", &io::Error::from_raw_os_error(errno));
+        assert_eq!((error.kind(), error.errno()), (kind, errno));
+    }
+}
+
+#[test]
 fn an_error_is_one_sentence_with_everything_in_it() {
     let error = Error::os("create_cq", Errno::ENOMEM).asked("cqe 64").cure_with("ask for less");
     let text = error.to_string();

@@ -4,9 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use nix::libc::{EMFILE, ENFILE, ENOMEM};
-
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, lacks_resources};
 
 /// Where sysfs and the device nodes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,11 +114,10 @@ fn read(path: &Path) -> Result<Option<String>> {
     Ok(text.map(|text| text.trim().to_owned()))
 }
 
-/// What was read, or `None` where it does not exist. A lack of descriptors or memory says nothing
-/// about that, and is an error.
+/// What was read, or `None` where it does not exist.
 fn present<T>(path: &Path, read: io::Result<T>) -> Result<Option<T>> {
     match read {
-        Err(error) if matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOMEM)) => {
+        Err(error) if lacks_resources(&error) => {
             Err(Error::io("get_device_list", &error).asked(path.display().to_string()))
         }
         read => Ok(read.ok()),
