@@ -8,8 +8,8 @@ use uverbs_uapi::write::ah::AhAttr;
 
 use crate::device::address::{AddressVector, Gid, GlobalRoute};
 
-/// A text `HOST:PORT`, for functions that take [`ToSocketAddrs`]. Unlike a `str`, it may name the
-/// interface of a link-local address: `[fe80::1%eth0]:7471`.
+/// A string `HOST:PORT`, for functions that take [`ToSocketAddrs`]. Unlike a `str`, it may contain
+/// the interface of a link-local address: `[fe80::1%eth0]:7471`.
 ///
 /// ```
 /// use std::net::ToSocketAddrs;
@@ -31,12 +31,12 @@ impl ToSocketAddrs for Address<'_> {
             Some((host, port.parse::<u16>().ok()?))
         });
         let no_port = || io::Error::new(io::ErrorKind::InvalidInput, "it is not HOST:PORT");
-        // The system's resolver knows the names of interfaces.
+        // The system's resolver also parses the interface.
         parts.ok_or_else(no_port)?.to_socket_addrs()
     }
 }
 
-/// An address and its length. The scope of a link-local one is the index of its interface.
+/// The address as the kernel's struct, and its length in bytes.
 pub(super) fn storage(address: SocketAddr) -> (SockaddrStorage, u16) {
     let storage = match address {
         SocketAddr::V4(v4) => SockaddrStorage::new(&SockaddrIn {
@@ -56,7 +56,7 @@ pub(super) fn storage(address: SocketAddr) -> (SockaddrStorage, u16) {
     (storage, storage.len().unwrap_or_default())
 }
 
-/// The IP address, if it is one.
+/// The address, if it is an IP address.
 pub(super) fn socket_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = storage.get::<SockaddrIn>() {
         return Some(SocketAddrV4::new(Ipv4Addr::from(v4.addr), v4.port.get()).into());
@@ -66,7 +66,7 @@ pub(super) fn socket_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     Some(SocketAddrV6::new(address, v6.port.get(), v6.flowinfo.get(), v6.scope_id).into())
 }
 
-/// The address vector that the kernel's attributes describe.
+/// Converts the kernel's address attributes.
 pub(super) fn address_vector(attr: &AhAttr) -> AddressVector {
     AddressVector {
         port: attr.port_num,

@@ -24,9 +24,10 @@ use crate::qp::{
 const VERB: &str = "init_qp_attr";
 
 impl Id {
-    /// The connection manager's attributes for the change of a queue pair of this id to `state`:
+    /// The connection manager's attributes with which a queue pair of this id moves to `state`:
     /// INIT, RTR or RTS. [`Id::establish`] and
-    /// [`ConnectionRequest::accept`](super::ConnectionRequest::accept) make all these changes.
+    /// [`ConnectionRequest::accept`](super::ConnectionRequest::accept) make these changes
+    /// themselves.
     ///
     /// # Errors
     /// EINVAL if the id's own state does not allow `state` yet; `BadState` if the kernel answers
@@ -43,9 +44,9 @@ impl Id {
         Ok(attributes(state, &found))
     }
 
-    /// A queue pair for this id: at its port, and with the path that the connection manager finds.
-    /// A queue pair of [`ProtectionDomain::create_qp`] works too, but queries the port for the path
-    /// when it is made, by two more system calls.
+    /// Starts building a queue pair for this id, on its port and with the connection manager's
+    /// path. A queue pair of [`ProtectionDomain::create_qp`] works too, but makes two more system
+    /// calls to query the port.
     ///
     /// # Errors
     /// As [`Id::device_port`].
@@ -60,7 +61,7 @@ impl Id {
         Ok(QpBuilder::new(pd, send_cq, receive_cq).port(port).given_path())
     }
 
-    /// Takes a queue pair of a connection to INIT, with the port and partition of the id.
+    /// Moves a queue pair of a connection to INIT, with the port and partition of the id.
     ///
     /// # Errors
     /// As [`Id::qp_attributes`] and [`QueuePair::modify`].
@@ -73,8 +74,8 @@ impl Id {
         qp.modify(&QpAttributes { access: Some(options.access), ..init })
     }
 
-    /// Takes a queue pair from RESET or INIT to RTS with the attributes that the two ends agreed
-    /// on, and with `reads` instead of theirs if given.
+    /// Moves a queue pair from RESET or INIT to RTS with the negotiated attributes. `reads`
+    /// replaces their limits of READs and atomics.
     pub(super) fn to_rts<T: Connected, L: Layer, R: Register>(
         &self,
         qp: &mut QueuePair<T, L, R>,
@@ -95,8 +96,8 @@ impl Id {
     }
 
     /// Establishes the connection on the connecting side, after
-    /// [`ConnectResponse`](super::EventKind::ConnectResponse): takes the queue pair to RTS and
-    /// confirms. On failure it tells the peer that there will be no connection.
+    /// [`ConnectResponse`](super::EventKind::ConnectResponse): moves the queue pair to RTS and
+    /// confirms to the peer. On failure it rejects the connection.
     ///
     /// # Errors
     /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; EINVAL if there is no response;
@@ -115,7 +116,7 @@ impl Id {
         })
     }
 
-    /// Takes a datagram queue pair from RESET or INIT to RTS, with the port, partition and Q_Key of
+    /// Moves a datagram queue pair from RESET or INIT to RTS, with the port, partition and Q_Key of
     /// the id.
     ///
     /// # Errors
@@ -127,7 +128,7 @@ impl Id {
     }
 }
 
-/// The attributes that the kernel's mask names.
+/// Converts the attributes in the kernel's mask.
 fn attributes(state: State, found: &QpAttr) -> QpAttributes {
     let has = |bit: QpAttrMask| found.qp_attr_mask.contains(bit);
     let mut to = QpAttributes::to(state);

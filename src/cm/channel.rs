@@ -18,14 +18,13 @@ use crate::host::manager::Manager;
 
 pub(super) const GET_EVENT: &str = "get_cm_event";
 
-/// An open file of the connection manager: it delivers the events of its ids in order
-/// (`struct rdma_event_channel`).
+/// An open file of the connection manager, which delivers the events of its ids in order (`struct
+/// rdma_event_channel`).
 ///
-/// Clones are handles to the same file. Any thread may take events, and each event goes to one
-/// thread. Events need no acknowledgement: they own their data, and destroying an id never waits
-/// for one.
+/// Clones share one file. Any thread may take events, and each event goes to one thread. Events own
+/// their data and need no acknowledgement.
 ///
-/// The descriptor ([`AsFd`]) is readable while events wait, level-triggered.
+/// The file ([`AsFd`]) is readable while there are events.
 #[derive(Clone)]
 pub struct Channel {
     shared: Arc<Shared>,
@@ -43,9 +42,9 @@ struct Shared {
     devices: Arc<Devices>,
 }
 
-/// Where a channel's ids find their devices.
+/// The devices of a channel's ids.
 struct Devices {
-    /// The device whose connection manager this is; none for the kernel's, which serves all
+    /// The device whose connection manager this is; `None` for the kernel's, which serves all
     /// devices.
     only: Option<Device>,
     open: Lock<Vec<Context>>,
@@ -66,8 +65,8 @@ impl Channel {
         }
     }
 
-    /// Opens the connection manager that knows the device of `context`: the kernel's, or that of a
-    /// software device. Ids on that device are used with this context.
+    /// Opens the connection manager of the device of `context`: the kernel's, or that of a software
+    /// device. Ids on that device use this context.
     ///
     /// # Errors
     /// As [`Channel::open`]; `ForkedChild` if the context is the parent's.
@@ -81,7 +80,7 @@ impl Channel {
         Self::new(device.manager()?, Self::only(device), Vec::new())
     }
 
-    /// A software device's connection manager knows no other device.
+    /// A software device has its own connection manager, which serves no other device.
     fn only(device: &Device) -> Option<Device> {
         device.node().is_none().then(|| device.clone())
     }
@@ -91,7 +90,7 @@ impl Channel {
         Ok(Self { shared: Arc::new(Shared { manager, devices }) })
     }
 
-    /// Another channel to the same connection manager, with the same device contexts: ids can
+    /// Opens another channel of the same connection manager, with the same device contexts. Ids can
     /// [migrate](Id::migrate) to it.
     ///
     /// # Errors
@@ -105,15 +104,14 @@ impl Channel {
         Ok(Self { shared: Arc::new(Shared { manager, devices }) })
     }
 
-    /// Makes ids on the device of `context` use that context, instead of one that the channel
-    /// opens.
+    /// Sets the context for ids on its device, instead of one that the channel opens.
     pub fn use_context(&self, context: &Context) -> Result<()> {
         let mut open = self.shared.devices.open.lock().ok_or_else(|| forked("open_device"))?;
         open.insert(0, context.clone());
         Ok(())
     }
 
-    /// A new id. Its events arrive here.
+    /// Creates an id, whose events arrive on this channel.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -133,14 +131,14 @@ impl Channel {
         loop {
             self.manager().wait(GET_EVENT, None)?;
             match self.try_next_event() {
-                // Another thread was faster.
+                // Another thread took it first.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 result => return result,
             }
         }
     }
 
-    /// Takes the next event, waiting until `deadline` at most.
+    /// Takes the next event, waiting for one until `deadline`.
     ///
     /// # Errors
     /// `TimedOut`; as [`Channel::next_event`].
@@ -172,8 +170,8 @@ impl Channel {
         &self.shared.manager
     }
 
-    /// The context of the device with this node GUID. The first call opens it, and so does the
-    /// first one after the device was removed and has come back.
+    /// The context of the device with this node GUID. The first call opens it, as does the first
+    /// call after the device was removed and has returned.
     pub(super) fn context(&self, guid: u64) -> Result<Context> {
         let devices = &self.shared.devices;
         let mut open = devices.open.lock().ok_or_else(|| forked("open_device"))?;

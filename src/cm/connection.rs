@@ -1,4 +1,4 @@
-//! Established connections: a queue pair, and the id that ends the connection.
+//! Established connections: a queue pair, and an id that ends the connection.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -17,33 +17,32 @@ use crate::memory::pd::ProtectionDomain;
 use crate::qp::qp_type::Rc;
 use crate::qp::{QueuePair, State};
 
-/// A reliable connection that is established.
+/// An established reliable connection.
 ///
-/// `X` is what was made along with the queue pair: a protection domain and a completion queue
-/// ([`Resources`]), unless the program makes queue pairs itself
+/// `X` has the objects that were made with the queue pair: a protection domain and a completion
+/// queue ([`Resources`]), unless the program makes queue pairs itself
 /// ([`ListenerBuilder::bind_with`](super::ListenerBuilder::bind_with),
 /// [`Connector::connect_with`](super::Connector::connect_with)).
 ///
 /// `R` is the doorbell register of the queue pair: [`SharedBlueFlame`](crate::qp::SharedBlueFlame)
-/// for queue pairs that share one
-/// ([`QpBuilder::build_in`](crate::qp::builder::QpBuilder::build_in)), for programs with more
-/// connections than the device has registers.
+/// if queue pairs share one ([`QpBuilder::build_in`](crate::qp::builder::QpBuilder::build_in)), as
+/// in programs with more connections than the device has registers.
 ///
-/// Dropping it ends the connection at once: it tells the peer, and requests in flight are lost.
+/// Dropping it disconnects at once: requests in flight are lost, and the peer gets an event.
 ///
-/// Completions do not tell that the peer has ended the connection: posted receives stay posted. A
-/// program that polls calls [`Connection::has_ended`] now and then; one that sleeps also waits for
-/// the descriptor of [`Link::channel`]. If the peer disappears without a message (its host failed),
-/// only a failing request shows it (`RetryExceeded`): a program that only receives sends something
-/// now and then, or has a deadline of its own.
+/// No completion reports that the peer has ended the connection: posted receives stay posted. A
+/// polling program has to call [`Connection::has_ended`] regularly; a program that sleeps also
+/// waits for the file of [`Link::channel`]. If the peer's host fails without a message, only a
+/// failing request shows it (`RetryExceeded`): a program that only receives has to send something
+/// regularly, or use a deadline.
 #[derive(Debug)]
 pub struct Connection<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
-    /// Ends the connection when it is dropped, and tells the peer. It is the first field, because
-    /// the kernel's id has to be destroyed before the queue pair.
+    /// Disconnects when it is dropped. The first field, because the kernel's id has to be destroyed
+    /// before the queue pair.
     pub link: Link,
     /// The queue pair, in RTS.
     pub qp: QueuePair<Rc, L, R>,
-    /// What was made along with it.
+    /// The objects that were made with it.
     pub resources: X,
 }
 
@@ -57,17 +56,18 @@ pub struct Resources {
     pub pd: ProtectionDomain,
 }
 
-/// The connection manager's side of a connection: an id with a channel of its own.
+/// The connection manager's side of a connection: an id with its own channel.
 #[derive(Debug)]
 pub struct Link {
     id: Id,
     channel: Channel,
     private_data: Vec<u8>,
-    /// What the event of the connection's end said, once it was taken.
+    /// How the connection ended, once the event was taken.
     end: OnceLock<End>,
 }
 
-/// How often a thread looks whether another one has taken the event of the connection's end.
+/// Interval at which a waiting thread checks whether another one has taken the event of the
+/// connection's end.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy)]
@@ -86,13 +86,13 @@ impl Link {
         &self.id
     }
 
-    /// The channel of this id's events only.
+    /// The channel, which delivers the events of this id only.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// What the peer sent along when it connected (56 bytes) or accepted (196 bytes), padded with
-    /// zeros.
+    /// The private data that the peer sent when it connected (56 bytes) or accepted (196 bytes),
+    /// padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -113,11 +113,12 @@ impl Link {
         self.id.peer_address()
     }
 
-    /// Waits until the connection has ended at both ends, `timeout` at most. If the peer ends it,
-    /// this end agrees. Once it has ended, every call returns at once.
+    /// Waits, for at most `timeout`, until the connection has ended at both ends. If the peer
+    /// disconnects, this end disconnects too. Once the connection has ended, every call returns at
+    /// once.
     ///
     /// # Errors
-    /// `TimedOut`, also if the peer never answered (74 to 78 seconds); `DeviceGone`.
+    /// `TimedOut`, also if the peer did not answer a disconnect for 74 to 78 seconds; `DeviceGone`.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while !self.was_told()? {
@@ -133,11 +134,11 @@ impl Link {
         Ok(())
     }
 
-    /// Whether the connection has ended at both ends, without waiting. If the peer ends it, this
-    /// end agrees.
+    /// Whether the connection has ended at both ends, without waiting. If the peer disconnects,
+    /// this end disconnects too.
     ///
     /// # Errors
-    /// `TimedOut` if the peer never answered; `DeviceGone`; errors of the kernel.
+    /// `TimedOut` if the peer did not answer a disconnect; `DeviceGone`; errors of the kernel.
     pub fn has_ended(&self) -> Result<bool> {
         while !self.was_told()? {
             match self.channel.try_next_event() {
@@ -163,8 +164,8 @@ impl Link {
         }
     }
 
-    /// Whether the connection's end was reported. No further event follows a removal, so it is an
-    /// error every time.
+    /// Whether the connection's end was reported. A removal is an error at every call, because no
+    /// further event follows it.
     fn was_told(&self) -> Result<bool> {
         match self.end.get() {
             None => Ok(false),
@@ -190,13 +191,13 @@ impl<L: Layer, X, R: Register> Connection<L, X, R> {
         self.qp.context()
     }
 
-    /// What the peer sent along: [`Link::private_data`].
+    /// The peer's private data: [`Link::private_data`].
     pub fn private_data(&self) -> &[u8] {
         self.link.private_data()
     }
 
-    /// Begins to end the connection, or agrees that the peer ends it. Outstanding requests complete
-    /// as flushed: poll for what must arrive before this call.
+    /// Disconnects, or answers the peer's disconnect. Outstanding requests complete with a flush
+    /// error, so poll the completions of requests that have to succeed before this call.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -205,8 +206,8 @@ impl<L: Layer, X, R: Register> Connection<L, X, R> {
         self.link.id.disconnect()
     }
 
-    /// Waits until the connection has ended: [`Link::wait_disconnected`]. Outstanding requests
-    /// complete as flushed then.
+    /// Waits until the connection has ended: [`Link::wait_disconnected`]. Outstanding requests then
+    /// complete with a flush error.
     ///
     /// # Errors
     /// As [`Link::wait_disconnected`] and [`Link::has_ended`].
@@ -216,7 +217,8 @@ impl<L: Layer, X, R: Register> Connection<L, X, R> {
     }
 
     /// Whether the connection has ended, without waiting: [`Link::has_ended`]. Outstanding requests
-    /// complete as flushed then. Until the connection has ended, each call is a system call.
+    /// then complete with a flush error. Until the connection has ended, each call makes a system
+    /// call.
     ///
     /// # Errors
     /// As [`Link::wait_disconnected`] and [`Link::has_ended`].

@@ -19,13 +19,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::qp::qp_type::Rc;
 use crate::qp::{AccessFlags, QueuePair};
 
-/// How long a neighbour may take to answer, unless the caller's timeout is shorter: as in the
-/// programs of librdmacm.
+/// Time limit for address and route resolution, unless the caller's timeout is shorter, as in
+/// librdmacm's programs.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// Connects to a listener at `address`, on the device that leads there, and returns a queue pair
-/// that is ready. [`Connector`] has the options, and [`cm`](super) an example. Each call opens the
-/// device: many connections take fewer descriptors with a [`Connector::context`].
+/// Connects to a listener at `address`, on the device that has a route to it, and returns a
+/// connected queue pair. [`Connector`] has options, and [`cm`](super) an example. Each call opens
+/// the device; with [`Connector::context`], several connections share one open file.
 ///
 /// # Errors
 /// As [`Connector::connect`].
@@ -50,7 +50,7 @@ impl Default for Depths {
 }
 
 impl Depths {
-    /// A queue pair with a domain and a completion queue of its own.
+    /// Makes a queue pair with its own protection domain and completion queue.
     pub(super) fn make(self, id: &Id) -> Result<(QueuePair<Rc>, Resources)> {
         let context = id.context()?;
         let pd = context.alloc_pd()?;
@@ -95,38 +95,38 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Without options.
+    /// A connector with default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The device to use. Otherwise the address decides, among the kernel's devices, unless the
+    /// Sets the device. By default the address decides, among the kernel's devices, unless the
     /// environment variable `UVERBS_DEVICE` names the software device.
     pub fn context(mut self, context: &Context) -> Self {
         self.context = Some(context.clone());
         self
     }
 
-    /// The local address to connect from; its port may be 0.
+    /// Sets the local address to connect from; its port may be 0.
     pub fn source(mut self, source: SocketAddr) -> Self {
         self.source = Some(source);
         self
     }
 
-    /// How long connecting may take once a name is resolved. Without it, connecting to a peer that
+    /// Limits the time to connect, without name resolution. By default, connecting to a peer that
     /// does not answer fails after 74 to 78 seconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The program's own data for the peer.
+    /// Sets private data for the peer.
     pub fn private_data(mut self, data: RequestData) -> Self {
         self.options.private_data = data;
         self
     }
 
-    /// What remote operations may do; nothing by default.
+    /// Sets the peer's rights; none by default.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.qp.access = access;
         self
@@ -138,30 +138,30 @@ impl Connector {
         self
     }
 
-    /// IP type of service of the packets.
+    /// Sets the IP type of service of the packets.
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.type_of_service = Some(tos);
         self
     }
 
-    /// All other parameters that the peer gets.
+    /// Changes any other parameter of the request.
     pub fn options(mut self, change: impl FnOnce(&mut ConnectOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
-    /// All other options of the queue pair.
+    /// Changes any other option of the queue pair.
     pub fn qp(mut self, change: impl FnOnce(&mut QpOptions)) -> Self {
         change(&mut self.qp);
         self
     }
 
     /// Connects, and returns when the connection is established. If a name has several addresses,
-    /// it uses the first one that works.
+    /// they are tried in order.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device leads to the address; ENETUNREACH if there is no route;
-    /// `TimedOut` if no host or no program answers; ECONNREFUSED with the peer's
+    /// `NotFound` if no RDMA device has a route to the address; ENETUNREACH if there is no route;
+    /// `TimedOut` if the host or the program does not answer; ECONNREFUSED with the peer's
     /// [`Rejection`](super::Rejection) as the source; errors of creating the queue pair.
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let depths = self.depths;
@@ -177,9 +177,9 @@ impl Connector {
         self.connect_to(address.into(), self.deadline(), &mut move |id| depths.make(id))
     }
 
-    /// As [`Connector::connect`], with a queue pair that `make` makes in RESET or INIT, on the
-    /// device of the id that it gets ([`Id::context`], [`Id::device_port`]). The second value that
-    /// `make` returns is in [`Connection::resources`].
+    /// As [`Connector::connect`], with a queue pair that `make` creates in RESET or INIT, on the
+    /// device of its argument, the id ([`Id::context`], [`Id::device_port`]). The second value that
+    /// `make` returns becomes [`Connection::resources`].
     ///
     /// # Errors
     /// As [`Connector::connect`]; errors of `make`.
@@ -230,7 +230,7 @@ impl Connector {
         }
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(crate) fn begin<L: Layer, X, R: Register>(
         &self,
         address: Destination,
@@ -271,7 +271,7 @@ pub(super) fn addresses(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> 
     Ok(found.collect())
 }
 
-/// Where to connect.
+/// The address to connect to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Destination {
     Ip(SocketAddr),
@@ -301,7 +301,7 @@ impl fmt::Display for Destination {
     }
 }
 
-/// A connection that is not established yet: each event takes it one step further.
+/// A connection that is not established yet. Each event moves it one step further.
 #[derive(Debug)]
 pub(crate) struct Connecting<L: Layer, X, R: Register> {
     id: Id,
@@ -314,7 +314,7 @@ pub(crate) struct Connecting<L: Layer, X, R: Register> {
 }
 
 impl<L: Layer, X, R: Register> Connecting<L, X, R> {
-    /// Takes the next step. Returns the peer's reply once there is one.
+    /// Handles an event and starts the next step. Returns the peer's reply when it has arrived.
     pub(crate) fn step(
         &mut self,
         event: Event,

@@ -1,4 +1,4 @@
-//! Events: what happened to which id.
+//! Events of ids.
 
 use uverbs_uapi::cm::connect::{ConnParam, Ece as KernelEce};
 use uverbs_uapi::cm::event::{EventResp, EventType, UdParam};
@@ -15,12 +15,12 @@ use crate::memory::pd::ProtectionDomain;
 use crate::qp::Ece;
 use crate::qp::ah::{AddressHandle, DatagramAddress};
 
-/// Something that happened to an id. It owns its data, so nothing has to be acknowledged.
+/// An event of an id. It owns its data, so it needs no acknowledgement.
 #[derive(Debug)]
 #[must_use = "a connection request that is dropped rejects"]
 pub struct Event {
-    /// The id, or the [`Membership`](super::Membership), that it happened to; the listener for a
-    /// connection request.
+    /// The id or [`Membership`](super::Membership) of the event; for a connection request, the
+    /// listener.
     pub id: IdKey,
     /// What happened.
     pub kind: EventKind,
@@ -38,32 +38,32 @@ pub enum EventKind {
     RouteResolved,
     /// [`Id::resolve_route`](super::Id::resolve_route) failed.
     RouteError(Error),
-    /// A peer wants to connect, or looks a datagram service up.
+    /// A peer requests a connection, or looks up a datagram service.
     ConnectRequest(ConnectionRequest),
     /// The peer accepted: [`Id::establish`](super::Id::establish) is next.
     ConnectResponse(Reply),
     /// The connection could not be established.
     ConnectError(Error),
-    /// The peer does not answer, or refused a lookup.
+    /// The peer does not answer, or has refused a lookup.
     Unreachable(Error),
     /// The peer refused.
     Rejected(Rejection),
-    /// Connected, on the accepting side only. The connecting side is connected when
-    /// [`Id::establish`](super::Id::establish) returns.
+    /// The connection is established; on the accepting side only. On the connecting side it is
+    /// established when [`Id::establish`](super::Id::establish) returns.
     Established,
     /// A datagram service was found.
     Found(DatagramPeer),
-    /// The peer has disconnected, or has agreed to end the connection. `Err` if it did not answer.
+    /// The peer has disconnected, or has answered a disconnect. `Err` if it did not answer.
     Disconnected(Result<()>),
-    /// The device is being removed: drop the id and all that was made on it.
+    /// The device is being removed: drop the id and all objects on the device.
     DeviceRemoval,
     /// A multicast group was joined.
     Joined(Group),
     /// A multicast group could not be joined, or its membership is lost.
     MulticastError(Error),
-    /// The local interface's hardware address changed: connect anew.
+    /// The local interface's hardware address changed: connect again.
     AddressChange,
-    /// The queue pair may be used for another connection.
+    /// The time-wait is over: the queue pair may be used for another connection.
     TimewaitExit,
     /// An event that this library does not know.
     Unknown(u32),
@@ -75,15 +75,15 @@ pub enum EventKind {
 pub struct Reply {
     /// The peer's queue pair number.
     pub remote_qpn: u32,
-    /// READs and atomics that the peer may have in flight here.
+    /// Outstanding READs and atomics that the peer may have here.
     pub responder_reads: u8,
-    /// READs and atomics that this side may have in flight at the peer.
+    /// Outstanding READs and atomics that this side may have at the peer.
     pub initiator_reads: u8,
     /// Whether the peer has a shared receive queue.
     pub srq: bool,
-    /// The peer's private data: the field of 196 bytes, padded with zeros.
+    /// The peer's private data, padded with zeros to 196 bytes.
     pub private_data: Vec<u8>,
-    /// Options that the peer chose, for [`QueuePair::set_ece`](crate::QueuePair::set_ece).
+    /// ECE options that the peer chose, for [`QueuePair::set_ece`](crate::QueuePair::set_ece).
     pub ece: Option<Ece>,
 }
 
@@ -97,7 +97,7 @@ pub struct DatagramPeer {
     pub qkey: u32,
     /// Its address.
     pub address: AddressVector,
-    /// Its private data: the field of 136 bytes, padded with zeros.
+    /// Its private data, padded with zeros to 136 bytes.
     pub private_data: Vec<u8>,
 }
 
@@ -115,11 +115,11 @@ pub struct Group {
     pub address: AddressVector,
 }
 
-/// Queue pair number that stands for all members of a group.
+/// The destination queue pair number of datagrams to a group.
 const GROUP_QPN: u32 = 0xff_ffff;
 
 impl DatagramPeer {
-    /// The address handle that leads there, and the address for sends.
+    /// Makes an address handle for it, and the address for sends.
     ///
     /// # Errors
     /// As [`ProtectionDomain::create_ah`].
@@ -134,7 +134,7 @@ impl DatagramPeer {
 }
 
 impl Group {
-    /// The address handle that leads there, and the address for sends.
+    /// Makes an address handle for it, and the address for sends.
     ///
     /// # Errors
     /// As [`ProtectionDomain::create_ah`].
@@ -184,7 +184,7 @@ impl EventKind {
         }
     }
 
-    /// The error, if the event reports that a step failed or that the connection has ended.
+    /// The error, if the event reports a failed step or the end of the connection.
     pub fn into_failure(self) -> Option<Error> {
         match self {
             Self::AddressError(error)
@@ -211,7 +211,7 @@ impl EventKind {
     }
 }
 
-/// Why a datagram service was not found (IBTA volume 1, table 122).
+/// The error of a lookup's status (IBTA volume 1, table 122).
 fn not_found(status: i32) -> Error {
     let cause = match status {
         1 => "no program offers the datagram service at the port",
@@ -261,7 +261,7 @@ fn group(ud: &UdParam) -> Group {
     }
 }
 
-/// A vendor's options, if the message had any.
+/// The ECE options, if the message has any.
 pub(super) fn ece(ece: KernelEce) -> Option<Ece> {
     let KernelEce { vendor_id, attr_mod } = ece;
     (vendor_id != 0).then_some(Ece { vendor_id, options: attr_mod })

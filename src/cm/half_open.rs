@@ -1,44 +1,45 @@
-//! Which request a listener accepts next while more peers connect than may be half open.
+//! The choice of the next request to accept, when more peers connect than may be half open.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// How long a peer keeps its place before it may have to give it up. A peer that is alive confirms
-/// (RTU) within a round trip, or else when the reply (REP) is repeated.
+/// How long a peer may be silent before it can lose its place. A live peer confirms (RTU) within a
+/// round trip or, if a message was lost, when the reply (REP) is repeated.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// When Linux repeats a REP: after the response timeout of the request, 2^(20 - 8) ms if Linux sent
-/// that. Timers of this length end up to 5 % late.
+/// When Linux repeats a REP: after the response timeout in the request, which is 2^(20 - 8) ms from
+/// a Linux peer. Timers of this length expire up to 5 % late.
 const REPEATED: Duration = Duration::from_millis(4096 * 105 / 100);
 
 const _: () = assert!(SILENCE.as_millis() > REPEATED.as_millis() + 500);
 
-/// Where a request comes from: the peer's IP address or GID; `None` if it cannot be queried.
+/// The peer's IP address or GID; `None` if it cannot be queried.
 pub type Source = Option<IpAddr>;
 
-/// A listener's peers `P` that have not confirmed their connection, by their ids `K`, and the
-/// requests `R` that wait.
+/// A listener's half-open peers `P` (not confirmed yet), by their ids `K`, and its waiting requests
+/// `R`.
 ///
-/// A source whose peers never confirm does not keep other sources out:
+/// A source whose peers never confirm cannot lock out other sources:
 ///
-/// - The next request is one of the source with the fewest half-open peers.
-/// - The last quarter of the half-open peers is for sources that have fewer than that quarter.
-/// - When all places are taken, the source with the most gives up the place of its oldest peer once
-///   that was silent for long, as a queue of SYNs does: to a source that may have it and has at
-///   least two fewer.
-/// - When the queue of requests is full, a request of a new source replaces the newest one of the
-///   source that has the most.
+/// - The next request to accept is from the source with the fewest half-open peers.
+/// - The last quarter of the places is reserved for sources with fewer half-open peers than that
+///   quarter.
+/// - When all places are taken, the oldest peer of the source with the most peers loses its place
+///   after [`SILENCE`], as in a SYN queue, if a source with at least two fewer peers is waiting for
+///   it.
+/// - When the queue of requests is full, a new request replaces the newest one of the source with
+///   the most waiting requests, if its own source has at least two fewer.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct HalfOpen<K, P, R> {
     most: usize,
     most_waiting: usize,
-    /// The peers in `open`, and those that are being accepted.
+    /// Number of peers in `open` and of those being accepted.
     half_open: usize,
     open: HashMap<K, Peer<P>>,
-    /// When the channel was last empty: all that peers had sent before has been handled.
+    /// When the channel was last empty: all events from before have been handled.
     heard: Instant,
     sources: HashMap<Source, Count>,
     waiting: VecDeque<(Source, R)>,
@@ -51,7 +52,7 @@ struct Peer<P> {
     since: Instant,
 }
 
-/// How many peers a source has.
+/// The number of a source's peers.
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
     half_open: usize,
@@ -59,7 +60,7 @@ struct Count {
 }
 
 impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
-    /// None yet; at most `most` half-open peers, and `most_waiting` requests that wait.
+    /// Empty, for at most `most` half-open peers and `most_waiting` waiting requests.
     pub fn new(most: usize, most_waiting: usize, now: Instant) -> Self {
         let (half_open, open, sources, waiting) = Default::default();
         Self { most, most_waiting, half_open, open, heard: now, sources, waiting }
@@ -70,10 +71,10 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         self.heard = now;
     }
 
-    /// Adds a request to those that wait.
+    /// Adds a request to the waiting ones.
     ///
     /// # Errors
-    /// The request that has no place: this one, or the one that it replaces.
+    /// The request that has no place: this one, or the replaced one.
     pub fn queue(&mut self, source: Source, request: R) -> Result<(), R> {
         let replaced = match self.waiting.len() < self.most_waiting {
             true => None,
@@ -89,17 +90,17 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         Err(request)
     }
 
-    /// The place of the newest request of the source that has the most, if it has at least two more
-    /// than `source`.
+    /// The index of the newest request of the source with the most requests, if that has at least
+    /// two more than `source`.
     fn replaceable(&self, source: Source) -> Option<usize> {
         let (most, count) = self.sources.iter().max_by_key(|(_, count)| count.waiting)?;
         let is_fair = count.waiting <= self.count(source).waiting + 1;
         if is_fair { None } else { self.waiting.iter().rposition(|(source, _)| source == most) }
     }
 
-    /// The next request, if its peer may be half open. It counts as that from now on, and is to be
-    /// [added](Self::add) or [given up](Self::give_up). With it comes the silent peer, if any, that
-    /// gave up its place to it, for the caller to drop.
+    /// The next request, if its peer may be half open. The peer is counted as half open; the caller
+    /// then [adds](Self::add) it or [gives it up](Self::give_up). Also returns the silent peer, if
+    /// any, that has lost its place, for the caller to drop.
     pub fn open_next(&mut self) -> Option<(Source, R, Option<P>)> {
         let (at, source) = self.next()?;
         let mut gave_up = None;
@@ -114,7 +115,8 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         Some((source, request, gave_up))
     }
 
-    /// The request of the source with the fewest half-open peers: its place in the queue.
+    /// The index in the queue and the source of the next request, which is of a source with the
+    /// fewest half-open peers.
     fn next(&self) -> Option<(usize, Source)> {
         let sources = self.waiting.iter().map(|(source, _)| *source);
         sources.enumerate().min_by_key(|(_, source)| self.count(*source).half_open)
@@ -126,12 +128,12 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         half_open < self.most - if is_small { 0 } else { reserve }
     }
 
-    /// When a peer has to give up its place to the next request, if nothing happens before.
+    /// When a peer loses its place to the next request, if nothing happens before.
     pub fn next_eviction(&self) -> Option<Instant> {
         self.silent().map(|(_, until)| until)
     }
 
-    /// The peer that has to give up its place to the next request, and how long it may be silent.
+    /// The peer that loses its place to the next request if it is silent until the returned time.
     fn silent(&self) -> Option<(K, Instant)> {
         let crowding = self.crowding()?;
         let of_it = self.open.iter().filter(|(_, peer)| peer.source == crowding);
@@ -139,7 +141,7 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         Some((*key, peer.since + SILENCE))
     }
 
-    /// The source that has to give up a place to the next request.
+    /// The source that has to give a place to the next request.
     fn crowding(&self) -> Option<Source> {
         let (_, next) = self.next()?;
         let (most, count) = self.sources.iter().max_by_key(|(_, count)| count.half_open)?;
@@ -148,31 +150,31 @@ impl<K: Copy + Eq + Hash, P, R> HalfOpen<K, P, R> {
         (opens_one && has_two_more).then_some(*most)
     }
 
-    /// A peer of this source is half open.
+    /// Counts a peer of this source as half open.
     pub fn begin(&mut self, source: Source) {
         self.half_open += 1;
         self.change(source, |count| count.half_open += 1);
     }
 
-    /// A peer that [counts](Self::begin) as half open was accepted.
+    /// Stores an accepted peer that is already [counted](Self::begin) as half open.
     pub fn add(&mut self, key: K, source: Source, peer: P, since: Instant) {
         drop(self.open.insert(key, Peer { peer, source, since }));
     }
 
-    /// One was not accepted.
+    /// Uncounts a peer that was not accepted.
     pub fn give_up(&mut self, source: Source) {
         self.half_open -= 1;
         self.change(source, |count| count.half_open -= 1);
     }
 
-    /// Removes a peer that has confirmed its connection or given up.
+    /// Removes a peer that has confirmed its connection or has given up.
     pub fn remove(&mut self, key: K) -> Option<P> {
         let Peer { peer, source, .. } = self.open.remove(&key)?;
         self.give_up(source);
         Some(peer)
     }
 
-    /// Removes all peers, and the requests that wait.
+    /// Removes all peers and waiting requests.
     pub fn clear(&mut self) -> (Vec<P>, VecDeque<(Source, R)>) {
         let open: Vec<K> = self.open.keys().copied().collect();
         let peers = open.into_iter().filter_map(|key| self.remove(key)).collect();

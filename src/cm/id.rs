@@ -35,9 +35,9 @@ pub enum PortSpace {
     Tcp,
     /// Datagrams.
     Udp,
-    /// Datagrams that IP over InfiniBand understands.
+    /// Datagrams with the Q_Key of IP over InfiniBand.
     Ipoib,
-    /// Queue pairs of the type that it names.
+    /// InfiniBand service ids, for queue pairs of the given type.
     Ib(QpType),
 }
 
@@ -56,14 +56,14 @@ impl PortSpace {
     }
 }
 
-/// The key by which events name an id, or a membership in a multicast group. No key is used twice
-/// in a process.
+/// Identifies an id, or a membership in a multicast group, in events. Keys are unique in the
+/// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdKey(u64);
 
 impl IdKey {
-    /// A new key, never 0: the kernel drops the events of a passive id without a user value. The
-    /// lowest bit says whether its events have the parameters of a connection or of datagrams.
+    /// A new key, never 0, because the kernel drops events of a passive id whose user value is 0.
+    /// The lowest bit is set if its events have parameters of datagrams instead of a connection.
     pub(super) fn new(is_datagram: bool) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed) << 1 | u64::from(is_datagram))
@@ -84,13 +84,13 @@ impl IdKey {
 
 /// One end of a connection, a listener, or a datagram service (`struct rdma_cm_id`).
 ///
-/// Methods begin an operation and return at once; an [event](super::Event) with this id's
-/// [key](Id::key) reports the result. An id connects once: after a refusal or a disconnect the
+/// Methods start an operation and return at once; an [event](super::Event) with this id's
+/// [key](Id::key) reports the result. An id can connect once: after a refusal or a disconnect the
 /// program needs a new one.
 ///
-/// Dropping it destroys it: a connection ends and the peer is told, a request is withdrawn or
-/// refused, and events that were not taken are lost. The drop never waits for events. An id with a
-/// [`Membership`](super::Membership) is destroyed when that is dropped too.
+/// Dropping it destroys it: a connection is disconnected, a request is withdrawn or refused, and
+/// events that were not taken are lost. The drop never waits for events. An id with a
+/// [`Membership`](super::Membership) is destroyed when both are dropped.
 #[derive(Debug)]
 pub struct Id {
     handle: Arc<Handle>,
@@ -100,8 +100,8 @@ pub struct Id {
 pub(super) struct Handle {
     number: u32,
     pub(super) key: IdKey,
-    /// Where its events arrive. Locked while a command runs, so that the id does not move to
-    /// another channel meanwhile.
+    /// The channel of its events. Locked while a command runs, so that the id does not migrate
+    /// meanwhile.
     channel: Lock<Channel>,
 }
 
@@ -134,7 +134,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let Some(channel) = self.channel.lock() else { return };
-        // In a forked child the id is the parent's.
+        // In a forked child the id belongs to the parent.
         if !channel.manager().is_here() {
             return;
         }
@@ -162,12 +162,12 @@ impl Id {
         &self.handle
     }
 
-    /// The key by which events name it.
+    /// Its key in events.
     pub fn key(&self) -> IdKey {
         self.handle.key
     }
 
-    /// The channel that its events arrive at.
+    /// The channel of its events.
     ///
     /// # Errors
     /// `ForkedChild`.
@@ -175,7 +175,7 @@ impl Id {
         self.handle.channel.lock().map(|channel| channel.clone()).ok_or_else(|| forked("channel"))
     }
 
-    /// Binds it to a local address. Port 0 is any free one.
+    /// Binds it to a local address. Port 0 chooses a free port.
     ///
     /// # Errors
     /// `NotFound` if no RDMA device has the address; EADDRINUSE if another id is bound to the port,
@@ -188,14 +188,14 @@ impl Id {
         bound.map_err(|error| explain(error, Some(address)))
     }
 
-    /// Finds the device and the hardware address that lead to `destination`, leaving from `source`
+    /// Finds the device and the hardware address for `destination`, from the local address `source`
     /// if given: [`AddressResolved`](super::EventKind::AddressResolved) or
-    /// [`AddressError`](super::EventKind::AddressError) follows. `timeout` bounds how long the
-    /// neighbour may take to answer; it is rounded up to milliseconds.
+    /// [`AddressError`](super::EventKind::AddressError) follows. `timeout` limits the wait for the
+    /// neighbour's answer; it is rounded up to milliseconds.
     ///
     /// # Errors
-    /// `NotFound` if no RDMA device leads there or has the address `source`; EADDRNOTAVAIL if no
-    /// local port is free; EINVAL once it resolves or has resolved.
+    /// `NotFound` if no RDMA device has a route to it or has the address `source`; EADDRNOTAVAIL if
+    /// no local port is free; EINVAL if the id has already begun to resolve.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_address(
         &self,
@@ -229,18 +229,19 @@ impl Id {
         self.handle.run("resolve_route", |id| ResolveRoute { id, timeout_ms })
     }
 
-    /// Listens: [`ConnectRequest`](super::EventKind::ConnectRequest)s follow. `backlog` is how many
-    /// of them may wait to be taken; 0 is the host's limit (1024 unless changed). The kernel drops
-    /// further requests, and their peers try again after 4 seconds.
+    /// Listens: [`ConnectRequest`](super::EventKind::ConnectRequest)s follow. Up to `backlog` of
+    /// them may wait to be taken; 0 is the host's limit (1024 by default). The kernel drops further
+    /// requests, and their peers retry after 4 seconds.
     ///
     /// # Errors
-    /// EADDRINUSE or EADDRNOTAVAIL, as from [`bind`](Self::bind); EINVAL for an id that connects.
+    /// EADDRINUSE or EADDRNOTAVAIL, as from [`bind`](Self::bind); EINVAL for an id that has begun
+    /// to connect.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
         self.handle.run("listen", |id| Listen { id, backlog })
     }
 
-    /// Asks the peer for a connection to `qp`:
+    /// Requests a connection of `qp` to the peer:
     /// [`ConnectResponse`](super::EventKind::ConnectResponse),
     /// [`Rejected`](super::EventKind::Rejected) or [`Unreachable`](super::EventKind::Unreachable)
     /// follows, `Unreachable` after 74 to 78 seconds.
@@ -257,7 +258,7 @@ impl Id {
         self.request(options.param(qp.number(), qp.context())?, options.ece)
     }
 
-    /// Looks a datagram service up: [`Found`](super::EventKind::Found) or
+    /// Looks up a datagram service: [`Found`](super::EventKind::Found) or
     /// [`Unreachable`](super::EventKind::Unreachable) follows.
     ///
     /// # Errors
@@ -294,11 +295,11 @@ impl Id {
     /// [`Disconnected`](super::EventKind::Disconnected); this side gets it when the peer has called
     /// this too, or dropped its id.
     ///
-    /// It does not wait for requests in flight: poll their completions first, or take the queue
+    /// It does not wait for requests in flight: poll their completions first, or move the queue
     /// pair to ERR to flush them.
     ///
     /// # Errors
-    /// EINVAL if it never was connected.
+    /// EINVAL if it was never connected.
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<()> {
         self.handle.run("disconnect", |id| Disconnect { id })
@@ -309,17 +310,18 @@ impl Id {
     /// follows at once.
     ///
     /// # Errors
-    /// EISCONN if it is established.
+    /// EISCONN if it is already established.
     #[doc(alias = "rdma_notify")]
     pub fn notify_established(&self) -> Result<()> {
         self.handle.run("notify", |id| Notify { id, event: EventType::COMM_EST })
     }
 
-    /// Moves it to another channel, together with its events that were not taken. Requests cannot
-    /// be accepted there, since their ids stay behind: move an id before it listens.
+    /// Moves it to another channel, with its events that were not taken. Ids of connection requests
+    /// do not move with their listener, so they cannot be accepted on the other channel: migrate a
+    /// listener before it listens.
     ///
     /// # Errors
-    /// Errors of the kernel; the id stays where it is.
+    /// Errors of the kernel; the id stays on its channel.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&self, to: &Channel) -> Result<()> {
         use std::os::fd::{AsFd, AsRawFd};
@@ -341,10 +343,11 @@ impl Id {
     }
 
     /// Sets whether other ids may bind to the same address and port, if they allow it too. Call it
-    /// before binding. One of them can listen, while no other is bound; others may bind after that.
+    /// before binding. An id can listen only while no other id is bound to the address; others may
+    /// bind afterwards.
     ///
     /// # Errors
-    /// EINVAL for `false` once it is bound.
+    /// EINVAL for `false` after binding.
     pub fn set_reuse_address(&self, allowed: bool) -> Result<()> {
         self.set(IdOption::REUSEADDR, &mut i32::from(allowed).to_ne_bytes())
     }
@@ -352,13 +355,13 @@ impl Id {
     /// Sets whether a listener on an IPv6 address refuses IPv4 requests. Call it before listening.
     ///
     /// # Errors
-    /// EINVAL once it listens.
+    /// EINVAL while it listens.
     pub fn set_ipv6_only(&self, only: bool) -> Result<()> {
         self.set(IdOption::AFONLY, &mut i32::from(only).to_ne_bytes())
     }
 
     /// Sets the local ACK timeout of the queue pair, for reliable connections only. Call it before
-    /// resolving the route, or on an id that accepts.
+    /// resolving the route or, on the accepting side, before accepting.
     ///
     /// # Errors
     /// EINVAL for other queue pair types.
@@ -412,8 +415,9 @@ impl Id {
         Ok(found.port_num)
     }
 
-    /// The device that it is bound to: by binding to a local address, by resolving a peer's, or by
-    /// a peer's request. The channel opens the device at the first call and keeps it open.
+    /// The device that it is bound to. Binding to a local address, resolving an address, or a
+    /// peer's request binds it to a device. The channel opens the device at the first call and
+    /// keeps it open.
     ///
     /// # Errors
     /// `BadState` if it is not bound to a device; as [`Device::open`](crate::Device::open).
@@ -423,8 +427,8 @@ impl Id {
         self.channel()?.context(found.node_guid.get())
     }
 
-    /// Fails if a queue pair of `context` is on another device. Its number means another queue pair
-    /// on this one, so the connection would be established and carry nothing.
+    /// Fails if a queue pair of `context` is on another device than the id. On the id's device its
+    /// number would be that of another queue pair or of none, so no message would arrive.
     pub(super) fn require_own(&self, verb: &'static str, context: &Context) -> Result<()> {
         let guid = self.query()?.node_guid.get();
         if guid == 0 || guid == context.attributes()?.node_guid().0 {
@@ -444,7 +448,7 @@ fn require_device(found: &QueryAddrResp) -> Result<()> {
         .cure_with("resolve an address first, or bind to one that is not a wildcard"))
 }
 
-/// Rounds up, to at least one: the kernel refuses a timeout of 0.
+/// Milliseconds, rounded up to at least 1: the kernel refuses a timeout of 0.
 pub(super) fn milliseconds(time: Duration) -> u32 {
     time.as_nanos().div_ceil(1_000_000).clamp(1, i32::MAX as u128) as u32
 }

@@ -1,4 +1,4 @@
-//! Addresses of InfiniBand without IP (`AF_IB`).
+//! InfiniBand addresses without IP (`AF_IB`).
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::error::Result;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct IbAddress {
-    /// GID of a port; [`Gid::ZERO`] means every local one.
+    /// GID of a port; [`Gid::ZERO`] means every local port.
     pub gid: Gid,
-    /// The partition.
+    /// The P_Key of the partition.
     pub pkey: u16,
     /// The service id: the port space and, in the lowest 16 bits, the port.
     pub service_id: u64,
 }
 
 impl IbAddress {
-    /// A port of a port space, in the default partition. A local port 0 means any free one.
+    /// A port of a port space, in the default partition. As a local port, 0 chooses a free one.
     pub const fn new(gid: Gid, space: PortSpace, port: u16) -> Self {
         let service_id = (space.kernel().0.0 as u64) << 16 | port as u64;
         Self { gid, pkey: 0xffff, service_id }
@@ -53,14 +53,14 @@ impl IbAddress {
     }
 }
 
-/// Length of an address.
+/// Length of an address in bytes.
 const SIZE: u16 = size_of::<SockaddrIb>() as u16;
 
 impl Id {
     /// As [`bind`](Self::bind), at a GID.
     ///
     /// # Errors
-    /// As `bind`; EPROTONOSUPPORT if the service id is of another port space than the id.
+    /// As `bind`; EPROTONOSUPPORT if the service id is not of the id's port space.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_ib(&self, address: IbAddress) -> Result<()> {
         let body = |id| Bind { id, addr_size: SIZE, reserved: 0, addr: address.storage() };
@@ -84,7 +84,7 @@ impl Id {
         resolving.map_err(|error| explain(error, None))
     }
 
-    /// The local address, if it is one of InfiniBand.
+    /// The local address, if it is an InfiniBand address.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -92,7 +92,7 @@ impl Id {
         Ok(IbAddress::of(&self.query()?.src_addr))
     }
 
-    /// The peer's address, if it is one of InfiniBand.
+    /// The peer's address, if it is an InfiniBand address.
     ///
     /// # Errors
     /// Errors of the kernel.

@@ -1,4 +1,4 @@
-//! Listening at an address, and accepting connections in one call each.
+//! Listening at an address, and accepting connections.
 
 use std::any::Any;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::qp::qp_type::Rc;
 use crate::qp::{AccessFlags, QueuePair};
 
-/// Listens at `address`; port 0 is any free one. [`Listener::builder`] has the options, and
+/// Listens at `address`; port 0 chooses a free port. [`Listener::builder`] has options, and
 /// [`cm`](super) an example.
 ///
 /// # Errors
@@ -40,27 +40,27 @@ type Make<L, X, R> = Box<dyn FnMut(&ConnectionRequest) -> Result<(QueuePair<Rc, 
 
 /// A listener for reliable connections.
 ///
-/// It accepts requests as they arrive. A peer that requests a connection and then falls silent does
-/// not keep others waiting: [`Listener::accept`] returns connections in the order in which they are
-/// established.
+/// It accepts requests as they arrive, and [`Listener::accept`] returns connections in the order in
+/// which they are established. So a peer that requests a connection and then falls silent does not
+/// delay others.
 ///
-/// It is readable ([`AsFd`]) while there is an event for [`Listener::try_accept`]. When a silent
-/// peer may have to give up its place, it is not: a program that waits for the file calls
-/// [`Listener::try_accept`] every few seconds, too.
+/// Its file ([`AsFd`]) is readable while there is an event for [`Listener::try_accept`]. It does
+/// not become readable when a silent peer's time is over, so a program that waits for the file also
+/// calls [`Listener::try_accept`] every few seconds.
 pub struct Listener<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     id: Id,
     channel: Channel,
-    /// The next connection's channel. It is opened before an event is taken: without a free
-    /// descriptor none is lost.
+    /// The next connection's channel. Opened before an event is taken, so that no event is lost if
+    /// there is no free file descriptor.
     next: Option<Channel>,
     options: AcceptOptions,
     make: Make<L, X, R>,
-    /// Peers that are accepted and have not confirmed, and requests that wait until fewer are. The
-    /// kernel does not report that one of the latter has given up; accepting it fails then.
+    /// Accepted peers that have not confirmed, and waiting requests. The kernel does not report
+    /// that a waiting peer has given up; accepting its request then fails.
     half_open: HalfOpen<IdKey, Pending<L, X, R>, ConnectionRequest>,
-    /// The first panic of the program's function for peers that waited, for the next call.
+    /// The first panic of `make` for a peer that waited; the next call continues it.
     panic: Option<Box<dyn Any + Send>>,
-    /// Whether the device was removed: no further event follows then.
+    /// Whether the device was removed; no further event follows.
     is_removed: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct ListenerBuilder {
     ipv6_only: bool,
 }
 
-/// Default limit of waiting requests: as in the kernel (the sysctl `net.rdma_ucm.max_backlog`).
+/// Default limit of waiting requests, as in the kernel (sysctl `net.rdma_ucm.max_backlog`).
 const MAX_WAITING: u32 = 1024;
 
 /// Default limit of peers that have not confirmed.
@@ -105,7 +105,7 @@ impl Default for ListenerBuilder {
 }
 
 impl ListenerBuilder {
-    /// The device to use. By default the listener takes requests from all of the kernel's devices
+    /// Sets the device. By default the listener accepts requests on all of the kernel's devices
     /// that have the address, unless the environment variable `UVERBS_DEVICE` names the software
     /// device.
     pub fn context(mut self, context: &Context) -> Self {
@@ -113,18 +113,19 @@ impl ListenerBuilder {
         self
     }
 
-    /// Requests that may wait for [`Listener::accept`]; the host's limit (1024) by default.
+    /// Limits the requests that may wait for [`Listener::accept`]; by default the host's limit
+    /// (1024).
     pub fn backlog(mut self, requests: u32) -> Self {
         self.backlog = requests;
         self
     }
 
-    /// How many peers may have a queue pair before they have confirmed the connection; 256 by
-    /// default. A peer that never confirms counts for a minute or so, until the connection manager
-    /// gives it up. Peers of one address get at most three quarters of these places. When all are
-    /// taken, the address with the most peers loses its oldest one, if that has been silent for
-    /// 5 s, to an address with at least two fewer. Further requests wait without a queue pair, as
-    /// many as the [backlog](Self::backlog) allows. The listener refuses more
+    /// Limits the peers that have a queue pair but have not confirmed the connection; 256 by
+    /// default. A peer that never confirms keeps its place for about a minute, until the connection
+    /// manager gives it up. Peers of one address get at most three quarters of the places. When all
+    /// are taken, a peer of an address with at least two fewer replaces the oldest peer of the
+    /// address with the most, if that peer has been silent for 5 s. Further requests wait without a
+    /// queue pair, up to the [backlog](Self::backlog). The listener refuses the rest
     /// ([`RejectReason::BY_PROGRAM`](super::RejectReason::BY_PROGRAM)), with the private data "too
     /// many peers wait".
     pub fn half_open(mut self, peers: u32) -> Self {
@@ -132,26 +133,26 @@ impl ListenerBuilder {
         self
     }
 
-    /// Ids that connect may bind to the same address, if they allow it too
-    /// ([`Id::set_reuse_address`]). Another id cannot listen there.
+    /// Lets connecting ids bind to the same address, if they allow it too
+    /// ([`Id::set_reuse_address`]). No other id can listen at it.
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
         self
     }
 
-    /// A listener on an IPv6 address takes no IPv4 requests.
+    /// Lets a listener on an IPv6 address refuse IPv4 requests.
     pub fn ipv6_only(mut self) -> Self {
         self.ipv6_only = true;
         self
     }
 
-    /// The program's own data for each peer.
+    /// Sets private data for each peer.
     pub fn private_data(mut self, data: ReplyData) -> Self {
         self.options.private_data = data;
         self
     }
 
-    /// What remote operations may do; nothing by default.
+    /// Sets the peers' rights; none by default.
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.options.qp.access = access;
         self
@@ -163,19 +164,19 @@ impl ListenerBuilder {
         self
     }
 
-    /// All other parameters that the listener agrees to.
+    /// Changes any other parameter of accepting.
     pub fn options(mut self, change: impl FnOnce(&mut AcceptOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
-    /// Binds and listens. If a name has several addresses, it uses the first one that works. Each
-    /// connection gets a protection domain and a completion queue of its own.
+    /// Binds and listens. If a name has several addresses, they are tried in order. Each connection
+    /// gets its own protection domain and completion queue.
     ///
     /// # Errors
     /// `NotFound` if no RDMA device has the address, or there is no connection manager; EADDRINUSE
     /// (software devices of all processes share the ports of 127.0.0.1 in a network namespace);
-    /// `InvalidInput` if no peer may be [half open](Self::half_open); errors of the kernel.
+    /// `InvalidInput` if [`half_open`](Self::half_open) is 0; errors of the kernel.
     pub fn bind(self, address: impl ToSocketAddrs) -> Result<Listener> {
         let depths = self.depths;
         self.bind_with(address, move |request| depths.make(request.id()))
@@ -191,16 +192,16 @@ impl ListenerBuilder {
         Ok(self.listening(id, channel, move |request| depths.make(request.id())))
     }
 
-    /// As [`ListenerBuilder::bind`], with queue pairs that `make` makes in RESET or INIT, on the
+    /// As [`ListenerBuilder::bind`], with queue pairs that `make` creates in RESET or INIT, on the
     /// device of the request ([`ConnectionRequest::context`]). The second value that `make` returns
-    /// is in [`Connection::resources`]. If `make` fails, the peer is refused and
-    /// [`Listener::accept`] returns the error; for a peer that waited
-    /// ([`half_open`](Self::half_open)) the error is logged. If `make` panics for such a peer,
-    /// the call still returns the connection that was established, and the next call panics.
+    /// becomes [`Connection::resources`]. If `make` fails, the peer is refused and
+    /// [`Listener::accept`] returns the error. If `make` fails for a request that waited
+    /// ([`half_open`](Self::half_open)), the error may only be logged, because the same call
+    /// returns another, established connection; if it panics then, the next call panics.
     ///
-    /// A peer may send before [`Listener::accept`] returns its connection, and may be given up
-    /// later. With a common completion queue, a program keeps messages of queue pairs that it does
-    /// not know yet (`qp_num`) until then: `examples/cm_tasks.rs`.
+    /// A peer may send before [`Listener::accept`] returns its connection, and the connection may
+    /// fail later. A program with a common completion queue has to keep such messages of queue
+    /// pairs (`qp_num`) that it does not know yet: see `examples/cm_tasks.rs`.
     ///
     /// # Errors
     /// As [`ListenerBuilder::bind`].
@@ -264,14 +265,14 @@ impl ListenerBuilder {
 }
 
 impl Listener {
-    /// Options, and then [`bind`](ListenerBuilder::bind).
+    /// Starts building a listener.
     pub fn builder() -> ListenerBuilder {
         ListenerBuilder::default()
     }
 }
 
 impl<L: Layer, X, R: Register> Listener<L, X, R> {
-    /// The address that it listens at, with the port that was chosen.
+    /// Its address, with the chosen port.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -280,24 +281,23 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         address.ok_or_else(|| Error::invalid("query_addr", "the listener has no IP address"))
     }
 
-    /// The id that listens.
+    /// The listening id.
     pub fn id(&self) -> &Id {
         &self.id
     }
 
-    /// The channel of the listener and of connections that are not established yet.
+    /// The channel of the listener and of half-open connections.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Waits for the next connection that is established.
-    ///
-    /// A peer that gives up meanwhile is not an error.
+    /// Waits for the next established connection.
+
     ///
     /// # Errors
     /// Errors of making a queue pair, whose peer is refused; `Interrupted` by a signal. The
-    /// listener stays usable. `DeviceGone` from every call once the listener's device is removed. A
-    /// listener at all addresses has no device: it waits for others.
+    /// listener stays usable after both. `DeviceGone` from every call after the listener's device
+    /// was removed. A listener at all addresses has no device of its own and continues to wait.
     #[doc(alias = "rdma_get_request")]
     pub fn accept(&mut self) -> Result<Connection<L, X, R>> {
         self.accept_by(None)
@@ -335,12 +335,12 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// When a silent peer may have to give up its place.
+    /// When a silent peer may lose its place.
     pub(crate) fn next_eviction(&self) -> Option<Instant> {
         self.half_open.next_eviction()
     }
 
-    /// The next event; `None` when a silent peer may have to give up its place before.
+    /// The next event; `None` if a silent peer may lose its place before one arrives.
     fn next_event(&mut self, deadline: Option<Instant>) -> Result<Option<Event>> {
         if let Some(event) = self.arrived()? {
             return Ok(Some(event));
@@ -357,8 +357,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Takes an event that has arrived. If there is none, no peer has confirmed unheard, so peers
-    /// that were silent for long give up their places.
+    /// Takes an event that has arrived. If there is none, no confirmation is waiting to be handled,
+    /// so peers that have been silent for too long lose their places.
     pub(crate) fn arrived(&mut self) -> Result<Option<Event>> {
         let now = Instant::now();
         match self.channel.try_next_event() {
@@ -370,7 +370,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Continues the panic of an earlier call, and opens the next connection's channel.
+    /// Continues a panic of `make` from an earlier call, and opens the next connection's channel.
     ///
     /// # Errors
     /// `DeviceGone` if the device was removed; as [`Channel::open`].
@@ -394,8 +394,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     pub(crate) fn step(&mut self, event: Event) -> Result<Option<Connection<L, X, R>>> {
         match event.kind {
             EventKind::ConnectRequest(request) => self.accept_or_queue(request).map(|()| None),
-            // A peer that disconnects was connected: its confirmation was lost, and it may have
-            // sent something.
+            // A peer that disconnects was connected: its confirmation was lost, but it may have
+            // sent messages.
             EventKind::Established | EventKind::Disconnected(_) => {
                 let Some(pending) = self.half_open.remove(event.id) else { return Ok(None) };
                 let connection = self.finish(pending);
@@ -421,8 +421,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Accepts a request if another peer of its source may be pending. Otherwise the request waits,
-    /// or one is refused.
+    /// Accepts a request if another peer of its source may be half open. Otherwise the request
+    /// waits, or one request is refused.
     fn accept_or_queue(&mut self, request: ConnectionRequest) -> Result<()> {
         if let Err(refused) = self.half_open.queue(request.source(), request) {
             refuse(refused);
@@ -438,8 +438,9 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         result
     }
 
-    /// Accepts waiting requests in the place of a peer that is not half open any more: now, because
-    /// no later event may follow that would. Panics are for the next call for the same reason.
+    /// Accepts waiting requests in the place of a peer that is no longer half open. This cannot
+    /// wait for the next event, because there may be none. A panic of `make` is kept for the next
+    /// call, because this call has to return its connection.
     fn fill_place(&mut self) {
         loop {
             match catch_unwind(AssertUnwindSafe(|| self.take_next())) {
@@ -453,16 +454,16 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Accepts the next request that may be accepted.
+    /// Accepts the next waiting request, if there is a place for it.
     fn take_next(&mut self) -> Option<Result<()>> {
         let (source, request, silent) = self.half_open.open_next()?;
         drop(silent);
         Some(self.take(source, request))
     }
 
-    /// Accepts a request. That the peer has given up is logged, and not an error.
+    /// Accepts a request. If the peer has given up, this is logged and not an error.
     fn take(&mut self, source: Source, request: ConnectionRequest) -> Result<()> {
-        // Not counted meanwhile, because the program's function may panic.
+        // Uncounted while `make` runs, because it may panic.
         self.half_open.give_up(source);
         let (mut qp, resources) = (self.make)(&request)?;
         let private_data = request.private_data().to_vec();
@@ -473,8 +474,8 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
                 self.half_open.add(key, source, pending, Instant::now());
                 Ok(())
             }
-            // A queue pair of another device: the program's own mistake. Other refusals may be the
-            // peer's, whose request has the path MTU that the queue pair is changed with.
+            // A queue pair of another device is the program's mistake. Other errors may be the
+            // peer's fault: its request decides the path MTU, for example.
             Err(error) if !error.is_from_kernel() && error.verb() == "accept" => Err(error),
             Err(error) => {
                 tracing::warn!(%error, "a peer was not accepted");
@@ -483,7 +484,7 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
         }
     }
 
-    /// Gives the connection a channel of its own.
+    /// Moves the connection to its own channel.
     fn finish(&mut self, pending: Pending<L, X, R>) -> Result<Connection<L, X, R>> {
         let Pending { id, qp, resources, private_data } = pending;
         let channel = self.next.take().map_or_else(|| self.channel.open_another(), Ok)?;
@@ -500,7 +501,7 @@ fn refuse(request: ConnectionRequest) {
     tracing::debug!(?told, "the peer was told why");
 }
 
-/// Readable while there may be a connection to accept.
+/// Readable while there is an event for [`Listener::try_accept`].
 impl<L: Layer, X, R: Register> AsFd for Listener<L, X, R> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()

@@ -1,8 +1,8 @@
 //! Connections by address: a client of the connection manager, `/dev/infiniband/rdma_cm`, without
 //! librdmacm.
 //!
-//! # The short way
-//! [`listen`] and [`connect`] take addresses and give queue pairs of the safe layer that are ready.
+//! # Connecting in one call
+//! [`listen`] and [`connect`] take addresses and return connected queue pairs of the safe layer.
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
@@ -50,18 +50,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Completions do not tell that the peer has ended the connection: see [`Connection`]. On the
-//! software device a listener is reached at `127.0.0.1`, or at the address that
-//! `UVERBS_SOFT_ADDRESS` or the device's builder gives it.
+//! No completion reports that the peer has ended the connection: see [`Connection`]. Listeners on
+//! the software device have the address `127.0.0.1`, or the address that `UVERBS_SOFT_ADDRESS` or
+//! the device's builder sets.
 //!
-//! [`Address`] parses texts that name an interface: `[fe80::1%eth0]:7471`.
+//! [`Address`] parses addresses with an interface: `[fe80::1%eth0]:7471`.
 //!
 //! [`Listener::builder`] and [`Connector`] have the options. A program may make the queue pairs
-//! itself: with a shared receive queue, a common completion queue, one with a
-//! [channel](crate::CqBuilder::channel) to sleep on, or of the [raw layer](crate::raw). It passes a
-//! function that makes them to [`ListenerBuilder::bind_with`] or [`Connector::connect_with`].
+//! itself, for example with a shared receive queue, with a common completion queue, with a
+//! [channel](crate::CqBuilder::channel) to sleep on, or on the [raw layer](crate::raw): it passes a
+//! function to [`ListenerBuilder::bind_with`] or [`Connector::connect_with`].
 //!
-//! # The long way
+//! # Connecting step by step
 //! A [`Channel`] has [`Id`]s, and its [`Event`]s report the result of each step:
 //!
 //! 1. [`Id::resolve_address`], then [`AddressResolved`](EventKind::AddressResolved).
@@ -70,32 +70,32 @@
 //! 4. The listener, which has called [`Id::bind`] and [`Id::listen`], gets a
 //!    [`ConnectRequest`](EventKind::ConnectRequest), makes a queue pair on the request's device and
 //!    calls [`ConnectionRequest::accept`].
-//! 5. [`ConnectResponse`](EventKind::ConnectResponse), and [`Id::establish`], which takes the queue
-//!    pair to RTS. The listener gets [`Established`](EventKind::Established).
+//! 5. [`ConnectResponse`](EventKind::ConnectResponse), then [`Id::establish`], which moves the
+//!    queue pair to RTS. The listener gets [`Established`](EventKind::Established).
 //! 6. [`Id::disconnect`] on both sides, each of which gets
 //!    [`Disconnected`](EventKind::Disconnected).
 //!
-//! Datagrams have no connection: [`Id::lookup`] asks a listener of [`PortSpace::Udp`] for its queue
-//! pair, [`ConnectionRequest::answer`] replies, and [`Found`](EventKind::Found) has the queue
-//! pair's number and address. [`Id::join`] joins a multicast group, and
+//! For datagrams there is no connection: [`Id::lookup`] asks a listener of [`PortSpace::Udp`] for
+//! its queue pair, [`ConnectionRequest::answer`] replies, and [`Found`](EventKind::Found) has the
+//! queue pair's number and address. [`Id::join`] joins a multicast group, and
 //! [`Joined`](EventKind::Joined) has the group's address.
 //!
 //! # What differs from librdmacm
-//! - Events own their data. There is nothing to acknowledge, and destroying an id waits for
-//!   nothing. `rdma_destroy_id` waits until all events of the id were acknowledged, which hangs a
-//!   program that destroys the id while it handles one.
+//! - Events own their data. They need no acknowledgement, and destroying an id does not wait.
+//!   `rdma_destroy_id` waits until all events of the id were acknowledged, so a program that
+//!   destroys the id while it handles an event hangs.
 //! - Dropping a request refuses the peer.
 //! - Peers may not access memory unless the caller allows it ([`QpOptions::access`]), and the RNR
 //!   timer is 0.64 ms, not 655 ms ([`QpOptions::min_rnr_timer`]).
-//! - Limits of private data are types: [`RequestData`] and the others. Requests arrive padded to
-//!   56 bytes, replies to 196.
+//! - The limits of private data are in its types: [`RequestData`] and the others. Requests arrive
+//!   padded to 56 bytes, replies to 196.
 //!
 //! # Devices
-//! Ids find their device by address: [`Id::context`]. The kernel's connection manager serves all of
-//! the kernel's devices. A software device inside the process has its own connection manager.
-//! [`Channel::of`] its context opens that one; [`Channel::open`] does so only with
-//! `UVERBS_DEVICE=soft`. Under `uverbs run` the software device is a kernel's device to the
-//! program.
+//! The address of an id decides its device: [`Id::context`]. The kernel's connection manager serves
+//! all of the kernel's devices. A software device inside the process has its own connection
+//! manager, which [`Channel::of`] opens for its context, and [`Channel::open`] with
+//! `UVERBS_DEVICE=soft`. Under `uverbs run` the program sees the software device as a kernel
+//! device.
 
 mod address;
 mod attributes;

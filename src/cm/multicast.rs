@@ -11,7 +11,7 @@ use super::id::{Handle, Id, IdKey};
 use super::refusal::explain;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How to join a group.
+/// The kind of a membership.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JoinMode {
     /// To send and to receive.
@@ -23,7 +23,7 @@ pub enum JoinMode {
 
 /// A membership in a multicast group. Dropping it leaves the group.
 ///
-/// Queue pairs that receive have to be attached too, with the group's GID and LID:
+/// Receiving queue pairs also have to be attached, with the group's GID and LID:
 /// [`QueuePair::attach_multicast`](crate::QueuePair::attach_multicast).
 #[derive(Debug)]
 #[doc(alias = "rdma_leave_multicast")]
@@ -36,7 +36,7 @@ pub struct Membership {
 impl Id {
     /// Joins the group of an IP multicast address: [`Joined`](super::EventKind::Joined) or
     /// [`MulticastError`](super::EventKind::MulticastError) follows, with the membership's key. The
-    /// id is one for datagrams, bound to an address or with an address resolved.
+    /// id is a datagram id that is bound to an address or has resolved one.
     ///
     /// # Errors
     /// `InvalidInput` for an address that is not multicast; EINVAL for an id that cannot join.
@@ -69,7 +69,7 @@ impl Id {
 }
 
 impl Membership {
-    /// The key by which events name it.
+    /// Its key in events.
     pub fn key(&self) -> IdKey {
         self.key
     }

@@ -9,10 +9,10 @@ use crate::qp::{AccessFlags, AckTimeout, Ece, RnrTimer};
 
 /// Options of a connected queue pair that the two ends do not negotiate.
 ///
-/// librdmacm leaves the RNR timer at 655 ms and lets peers write; here the caller decides both.
+/// librdmacm sets the RNR timer to 655 ms and lets peers write; here the caller chooses both.
 #[derive(Debug, Clone, Copy)]
 pub struct QpOptions {
-    /// What remote operations may do; nothing by default.
+    /// What peers may do; nothing by default.
     pub access: AccessFlags,
     /// How long the peer waits when no receive is posted here; 0.64 ms by default.
     pub min_rnr_timer: RnrTimer,
@@ -27,14 +27,14 @@ impl Default for QpOptions {
     }
 }
 
-/// What the connecting side asks for.
+/// Parameters of a connection request.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectOptions {
-    /// The program's own data.
+    /// Private data for the peer.
     pub private_data: RequestData,
-    /// READs and atomics to answer at a time; as many as the device can by default.
+    /// Outstanding READs and atomics of the peer; by default as many as the device allows.
     pub responder_reads: Option<u8>,
-    /// READs and atomics to have in flight; as many as the device can by default.
+    /// Outstanding READs and atomics of this end; by default as many as the device allows.
     pub initiator_reads: Option<u8>,
     /// Retries after a timeout, 0 to 7, for both ends; 7 by default.
     pub retry_count: u8,
@@ -42,10 +42,9 @@ pub struct ConnectOptions {
     pub rnr_retry: u8,
     /// Passed to the peer, without effect.
     pub flow_control: bool,
-    /// Whether the queue pair has a shared receive queue. The peer learns it.
+    /// Tells the peer whether the queue pair has a shared receive queue.
     pub srq: bool,
-    /// Options of enhanced connection establishment, from
-    /// [`QueuePair::query_ece`](crate::QueuePair::query_ece).
+    /// ECE options, from [`QueuePair::query_ece`](crate::QueuePair::query_ece).
     pub ece: Option<Ece>,
 }
 
@@ -64,22 +63,22 @@ impl Default for ConnectOptions {
     }
 }
 
-/// What the accepting side agrees to.
+/// Parameters of accepting a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptOptions {
-    /// The program's own data.
+    /// Private data for the peer.
     pub private_data: ReplyData,
-    /// READs and atomics to answer at a time, at most; what the peer asked for by default.
+    /// Limit of the peer's outstanding READs and atomics; by default its request.
     pub responder_reads: Option<u8>,
-    /// READs and atomics to have in flight, at most; what the peer offered by default.
+    /// Limit of this end's outstanding READs and atomics; by default the peer's offer.
     pub initiator_reads: Option<u8>,
     /// Retries of the peer after a receiver-not-ready NAK, 0 to 7; 7 means for ever, the default.
     pub rnr_retry: u8,
     /// Passed to the peer, without effect.
     pub flow_control: bool,
-    /// Whether the queue pair has a shared receive queue. The peer learns it.
+    /// Tells the peer whether the queue pair has a shared receive queue.
     pub srq: bool,
-    /// Options of enhanced connection establishment that this end chose.
+    /// ECE options that this end chose.
     pub ece: Option<Ece>,
     /// Options of the queue pair.
     pub qp: QpOptions,
@@ -100,7 +99,7 @@ impl Default for AcceptOptions {
     }
 }
 
-/// Limits of READs and atomics in flight: as responder, and as initiator.
+/// Limits of outstanding READs and atomics, as responder and as initiator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reads {
     pub(super) responder: u8,
@@ -138,7 +137,7 @@ impl ConnectOptions {
 }
 
 impl AcceptOptions {
-    /// What the peer asked for, within the limits of this device and of these options.
+    /// The peer's request, within the limits of this device and of these options.
     pub(super) fn reads(&self, asked: Reads, context: &Context) -> Result<Reads> {
         let (responder, initiator) = (self.responder_reads, self.initiator_reads);
         Ok(Reads::of(context)?

@@ -1,4 +1,4 @@
-//! Private data: the program's own bytes in the connection manager's messages.
+//! Private data: bytes of the program in the connection manager's messages.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use uverbs_uapi::cm::MAX_PRIVATE_DATA;
 
 use crate::error::{Error, Result};
 
-/// At most `N` bytes of the program's own that a message carries.
+/// Up to `N` bytes of the program that a message carries.
 ///
-/// The peer gets the message's whole field: the data, padded with zeros to `N` bytes. A program
-/// that needs the length puts it into the data.
+/// The peer gets the data padded with zeros to `N` bytes. A program that needs the length has to
+/// put it into the data.
 ///
 /// ```
 /// use uverbs::cm::{RejectData, RequestData};
@@ -27,23 +27,23 @@ pub struct PrivateData<const N: usize> {
     length: u8,
 }
 
-/// With a request for a connection: 56 bytes. The message has 92, of which rdma_cm uses 36
+/// For a connection request: 56 bytes. The message has space for 92, of which rdma_cm uses 36
 /// (`struct cma_hdr`, drivers/infiniband/core/cma.c).
 pub type RequestData = PrivateData<56>;
-/// With the acceptance of a connection: 196 bytes.
+/// For accepting a connection: 196 bytes.
 pub type ReplyData = PrivateData<196>;
-/// With a refusal: 148 bytes.
+/// For a refusal: 148 bytes.
 pub type RejectData = PrivateData<148>;
-/// With the lookup of a datagram service: 180 bytes.
+/// For the lookup of a datagram service: 180 bytes.
 pub type LookupData = PrivateData<180>;
-/// With the answer to a lookup: 136 bytes.
+/// For the answer to a lookup: 136 bytes.
 pub type LookupReplyData = PrivateData<136>;
 
 impl<const N: usize> PrivateData<N> {
     /// No data.
     pub const EMPTY: Self = Self { bytes: [0; N], length: 0 };
 
-    /// Data whose length is known at compile time: too much does not compile.
+    /// Data whose length is known at compile time. More than `N` bytes do not compile.
     pub const fn of<const M: usize>(data: &[u8; M]) -> Self {
         const { assert!(M <= N && N <= MAX_PRIVATE_DATA, "too much private data") };
         let mut bytes = [0; N];
@@ -55,7 +55,7 @@ impl<const N: usize> PrivateData<N> {
         Self { bytes, length: M as u8 }
     }
 
-    /// Data of any length.
+    /// Data whose length is known at run time.
     ///
     /// # Errors
     /// `InvalidInput` for more than `N` bytes.
@@ -75,7 +75,7 @@ impl<const N: usize> PrivateData<N> {
         &self.bytes[..usize::from(self.length)]
     }
 
-    /// The field of a command, padded with zeros, and how many bytes of it are used.
+    /// The field of a command, padded with zeros, and the number of used bytes.
     pub(super) fn field(&self) -> ([u8; MAX_PRIVATE_DATA], u8) {
         let mut field = [0; MAX_PRIVATE_DATA];
         field[..N].copy_from_slice(&self.bytes);

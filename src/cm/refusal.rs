@@ -1,4 +1,4 @@
-//! Error texts: why a connection failed, or why an address cannot be used.
+//! Explanations of failed connections and unusable addresses.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use nix::errno::Errno;
 
 use crate::error::{Error, ErrorKind};
 
-/// Why a peer refused a connection: the reason of the REJ message (IBTA volume 1, table 109).
+/// The reason in a peer's REJ message (IBTA volume 1, table 109).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RejectReason(pub u16);
 
@@ -18,9 +18,9 @@ impl RejectReason {
     pub const NO_LISTENER: Self = Self(8);
     /// The peer still knows an earlier connection of the same queue pair.
     pub const STALE: Self = Self(10);
-    /// The program refused; its private data say why.
+    /// The program refused; its private data may have the reason.
     pub const BY_PROGRAM: Self = Self(28);
-    /// The options of enhanced connection establishment do not suit.
+    /// The peer does not accept the ECE options.
     pub const VENDOR_OPTION: Self = Self(35);
 
     fn text(self) -> &'static str {
@@ -59,19 +59,19 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// A peer's refusal. As the source of an [`Error`] it has what the peer said:
+/// A peer's refusal. As the source of an [`Error`] it has the peer's private data:
 ///
 /// ```
-/// fn said(error: &uverbs::Error) -> Option<&[u8]> {
+/// fn private_data(error: &uverbs::Error) -> Option<&[u8]> {
 ///     let source = std::error::Error::source(error)?;
 ///     Some(&source.downcast_ref::<uverbs::cm::Rejection>()?.private_data)
 /// }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// Why.
+    /// The reason.
     pub reason: RejectReason,
-    /// The peer's private data: the field of 148 bytes, padded with zeros.
+    /// The peer's private data, padded with zeros to 148 bytes.
     pub private_data: Vec<u8>,
 }
 
@@ -163,8 +163,8 @@ fn port_taken(error: Error) -> Error {
         .cure_with("choose another port (0 is any free one), or end that program or drop that id")
 }
 
-/// As [`explain`], for an id that resolves an address. The id is bound first, to `source` or, if
-/// there is none, to any port.
+/// As [`explain`], for an id that resolves an address. Resolving first binds the id, to `source`
+/// or, without one, to any port.
 pub(super) fn explain_resolving(
     error: Error,
     source: Option<SocketAddr>,
@@ -190,7 +190,7 @@ fn no_port_left(error: Error) -> Error {
         .cure_with("destroy ids, or widen the range (sysctl net.ipv4.ip_local_port_range)")
 }
 
-/// Adds cause and cure to ENXIO: the kernel ends all ids of a device that is removed.
+/// Adds cause and cure to ENXIO: the kernel ends all ids of a removed device.
 pub(super) fn perhaps_removed(error: Error) -> Error {
     match Errno::from_raw(error.errno()) {
         Errno::ENXIO => error
@@ -201,8 +201,8 @@ pub(super) fn perhaps_removed(error: Error) -> Error {
     }
 }
 
-/// Adds the cause to errors of a step towards a peer that may have withdrawn or ended: then the id
-/// has another state (EINVAL), or the peer's address does not answer.
+/// Adds the cause to errors of a step whose peer may have given up or ended: then the id has
+/// another state (EINVAL), or the peer's address does not answer.
 pub(super) fn perhaps_ended(error: Error) -> Error {
     let cause = match (Errno::from_raw(error.errno()), error.verb()) {
         (Errno::ETIMEDOUT, _) => format!("{}; the peer may have ended", error.cause()),

@@ -38,9 +38,9 @@ pub struct ConnectionRequest {
 pub struct Peer {
     /// Its queue pair number.
     pub qpn: u32,
-    /// READs and atomics that it wants to have in flight here.
+    /// Outstanding READs and atomics that it requests to have here.
     pub responder_reads: u8,
-    /// READs and atomics that it can answer at a time.
+    /// Outstanding READs and atomics that it accepts.
     pub initiator_reads: u8,
     /// Retries after a timeout, for both ends.
     pub retry_count: u8,
@@ -72,7 +72,7 @@ impl ConnectionRequest {
         Self { id, listener, private_data, peer, ece: ece(event.ece) }
     }
 
-    /// The id that the connection will have. It is bound to the device that received the request.
+    /// The id of the future connection, bound to the device that received the request.
     pub fn id(&self) -> &Id {
         &self.id
     }
@@ -98,7 +98,7 @@ impl ConnectionRequest {
         self.id.peer_address()
     }
 
-    /// The peer's address. A listener counts its requests together.
+    /// The peer's IP address or GID, by which a listener counts requests.
     #[doc(hidden)]
     pub fn source(&self) -> Source {
         let address = self.peer_address().ok()?;
@@ -106,8 +106,7 @@ impl ConnectionRequest {
         address.map(|address| address.ip()).or_else(ib)
     }
 
-    /// The peer's private data: the message's whole field, padded with zeros. 56 bytes for a
-    /// connection, 180 for a lookup.
+    /// The peer's private data, padded with zeros to 56 bytes for a connection, 180 for a lookup.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -117,19 +116,19 @@ impl ConnectionRequest {
         self.peer
     }
 
-    /// Options that the peer proposes, for [`QueuePair::set_ece`].
+    /// ECE options that the peer proposes, for [`QueuePair::set_ece`].
     pub fn ece(&self) -> Option<Ece> {
         self.ece
     }
 
-    /// Accepts: takes `qp` from RESET or INIT to RTS and tells the peer.
+    /// Accepts the request: moves `qp` from RESET or INIT to RTS and sends the reply.
     /// [`Established`](super::EventKind::Established) follows when the peer has confirmed. The
-    /// device may have to repeat sends that are posted before.
+    /// device may have to retransmit sends that are posted before that.
     ///
     /// # Errors
     /// As [`Id::qp_attributes`] and [`QueuePair::modify`]; `InvalidInput` for a lookup, and for a
-    /// queue pair of another device; EINVAL or ETIMEDOUT if the peer has given up or ended. An
-    /// error refuses the peer, and leaves the queue pair in any state.
+    /// queue pair of another device; EINVAL or ETIMEDOUT if the peer has given up or ended. On an
+    /// error the peer is refused, and the state of the queue pair is unspecified.
     #[doc(alias = "rdma_accept")]
     pub fn accept<T: Connected, L: Layer, R: Register>(
         self,
@@ -151,8 +150,8 @@ impl ConnectionRequest {
     /// caller may drop the returned id.
     ///
     /// # Errors
-    /// `InvalidInput` for a connection, and for a queue pair of another device; EINVAL if the peer
-    /// has given up.
+    /// `InvalidInput` for a connection request, and for a queue pair of another device; EINVAL if
+    /// the peer has given up.
     #[doc(alias = "rdma_accept")]
     pub fn answer<L: Layer, R: Register>(
         self,
@@ -177,7 +176,7 @@ impl ConnectionRequest {
         }
     }
 
-    /// Refuses, and tells the peer why.
+    /// Refuses the request, and sends `data` to the peer.
     ///
     /// # Errors
     /// EINVAL if the peer has given up.
@@ -186,7 +185,7 @@ impl ConnectionRequest {
         self.id.reject(Kernel::CONSUMER_DEFINED, data)
     }
 
-    /// Refuses because of the [options](ConnectionRequest::ece) that the peer proposes
+    /// Refuses the request because of the peer's [ECE options](ConnectionRequest::ece)
     /// ([`RejectReason::VENDOR_OPTION`](super::RejectReason::VENDOR_OPTION)).
     ///
     /// # Errors
@@ -196,8 +195,8 @@ impl ConnectionRequest {
         self.id.reject(Kernel::VENDOR_OPTION_NOT_SUPPORTED, data)
     }
 
-    /// The id, for a caller that takes the steps itself ([`Id::qp_attributes`]). Dropping the id
-    /// refuses the peer.
+    /// The id, for a caller that changes the queue pair's states itself ([`Id::qp_attributes`]).
+    /// Dropping the id refuses the peer.
     pub fn into_id(self) -> Id {
         self.id
     }

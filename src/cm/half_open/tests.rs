@@ -4,7 +4,7 @@ fn source(last: u8) -> Source {
     Some(IpAddr::from([10, 0, 0, last]))
 }
 
-/// A request is named by its source and a number, and a peer by its age.
+/// A request has its source and a number, a peer its key.
 type Peers = HalfOpen<usize, (), (u8, usize)>;
 
 fn peers(most: usize, most_waiting: usize) -> Peers {
@@ -32,8 +32,8 @@ fn one_source_leaves_a_quarter_of_the_places() {
     assert_eq!(accept_all(&mut peers), [2], "the source with fewer is first");
 }
 
-/// Six peers of a source and two of another one have all places. The first of each is the oldest,
-/// since `start`, and each other one a second younger.
+/// Six peers of one source and two of another have all places. The first peer of each source began
+/// at `start`, and each later one a second after the one before.
 fn crowded(start: Instant) -> Peers {
     let mut peers = HalfOpen::new(8, 100, start);
     for (who, count) in [(1, 6), (2, 2)] {
