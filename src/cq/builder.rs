@@ -21,21 +21,21 @@ use crate::host::events::{ObjectId, Observer, Registered};
 use crate::host::queue_memory::QueueMemory;
 use crate::mlx5::queues::{CqMemory, CqRing, Poller};
 
-/// What the device writes as the time of a completion.
+/// The format of completion timestamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TimestampFormat {
-    /// Ticks of the device's clock where it has such timestamps, else what the device does by
-    /// default (`get_ts_format` of drivers/infiniband/hw/mlx5/qp.c).
+    /// Free-running if the device supports it, otherwise the device's default (`get_ts_format` of
+    /// drivers/infiniband/hw/mlx5/qp.c).
     #[default]
     Default,
     /// Ticks of the device's free-running clock; see [`crate::clock`].
     FreeRunning,
-    /// Seconds in the upper half and nanoseconds in the lower half, of the clock that PTP sets.
+    /// Time of the clock that PTP sets: seconds in the upper 32 bits, nanoseconds in the lower 32.
     RealTime,
 }
 
-/// What each compressed completion of a receive has of its own, besides the length. All other
-/// fields are those of the session's first completion: timestamps, for instance.
+/// The field that each compressed completion of a receive keeps, besides the length. All other
+/// fields, such as the timestamp, are those of the first completion in the compressed sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compression {
@@ -43,7 +43,7 @@ pub enum Compression {
     Hash,
     /// The checksum over the packet.
     Checksum,
-    /// That checksum, and the stride: for striding receive queues.
+    /// The checksum, and the stride index of striding receive queues.
     ChecksumAndStride,
 }
 
@@ -67,8 +67,8 @@ impl Compression {
     }
 }
 
-/// Makes a completion queue: from
-/// [`Context::create_cq`] or, of the raw layer, [`Context::create_raw_cq`].
+/// Makes a completion queue: from [`Context::create_cq`], or [`Context::create_raw_cq`] on the raw
+/// layer.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct CqBuilder<L: Layer = Safe> {
@@ -128,19 +128,19 @@ impl<L: Layer> CqBuilder<L> {
         &self.context
     }
 
-    /// Completion events go to `channel`.
+    /// Sends completion events to `channel`.
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
         self
     }
 
-    /// Completion vector (interrupt), from 0.
+    /// Completion vector (interrupt), from 0; 0 by default.
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
-    /// 128 bytes per entry instead of 64: space for up to 64 bytes of data inside the completion.
+    /// Entries of 128 bytes instead of 64: up to 64 bytes of data fit into a completion.
     pub fn wide_entries(mut self) -> Self {
         self.entry_bytes = 128;
         self
@@ -152,32 +152,34 @@ impl<L: Layer> CqBuilder<L> {
         self
     }
 
-    /// The format of its timestamps, the same for all queues that complete to it.
+    /// The timestamp format, the same for all queues that complete to it.
     pub fn timestamps(mut self, format: TimestampFormat) -> Self {
         self.timestamps = format;
         self
     }
 
-    /// Lets the device compress completions of receives that differ little: one whole CQE, then
-    /// eight bytes for each further one. That saves bus traffic under load; it costs latency, and
-    /// the fields that [`Compression`] names. Programs poll as usual. Entries have 64 bytes.
+    /// Lets the device compress completions of receives that differ little: one full CQE, then
+    /// eight bytes for each further completion. This saves bus traffic under load, but adds latency
+    /// and loses the fields that [`Compression`] does not keep. Programs poll as usual. Needs
+    /// entries of 64 bytes.
     pub fn compressed(mut self, compression: Compression) -> Self {
         self.compression = Some(compression);
         self
     }
 
-    /// Its ring comes from the program's own allocator, also when it is resized.
+    /// Takes the memory of its ring, also when it is resized, from the program's own allocator.
     pub fn queue_memory(mut self, memory: &QueueMemory) -> Self {
         self.memory = Some(memory.clone());
         self
     }
 
-    /// Creates it.
+    /// Creates the completion queue.
     ///
     /// # Errors
-    /// `InvalidInput` for no entries, too many, or a channel of another context; `Unsupported` for
-    /// timestamps or compression that the device does not make; ENOMEM, with the memlock limit
-    /// where that is the likely reason; other errors of the kernel.
+    /// `InvalidInput` for zero or too many entries, a vector that does not exist, or a channel of
+    /// another context; `Unsupported` for timestamps or compression that the device does not
+    /// support; ENOMEM, with the memlock limit if that is the likely reason; other errors of the
+    /// kernel.
     pub fn build(self) -> Result<CompletionQueue<L>> {
         let context = self.context.clone();
         context.commands().require_opener(CREATE)?;
@@ -190,7 +192,7 @@ impl<L: Layer> CqBuilder<L> {
         let from = self.memory.as_ref();
         let ring = new_ring(entries, self.entry_bytes, from)?;
         let record = context.inner().records.allocate(CREATE, from)?;
-        // The poller comes first: it marks every entry as not written yet.
+        // Made before the command: it marks every entry as not written yet.
         let mut queue = self.poller(CqMemory::new(ring, record))?;
         let events = Arc::new(AtomicU32::new(0));
         let registered = self.register(queue.monitor(), &events);
@@ -236,7 +238,7 @@ impl<L: Layer> CqBuilder<L> {
         ring_entries(CREATE, &self.context, self.entries)
     }
 
-    /// A kernel without real-time timestamps would ignore the request and give others.
+    /// A kernel without real-time timestamps would ignore the flag and use another format.
     fn check_timestamps(&self) -> Result<()> {
         let has = self.context.driver_limits().comp_mask;
         let real = self.timestamps == TimestampFormat::RealTime;
@@ -248,7 +250,7 @@ impl<L: Layer> CqBuilder<L> {
         Ok(())
     }
 
-    /// The kernel asks the device only whether it compresses, not which formats.
+    /// Checks the format too: the kernel checks only whether the device compresses at all.
     fn check_compression(&self) -> Result<()> {
         let Some(compression) = self.compression else { return Ok(()) };
         if self.entry_bytes != 64 {
@@ -262,7 +264,7 @@ impl<L: Layer> CqBuilder<L> {
         Ok(())
     }
 
-    /// Sends the command; the kernel's handle and the device's number.
+    /// Sends the command. Returns the kernel's handle and the device's number.
     fn create(&self, memory: &CqMemory, id: ObjectId) -> Result<(u32, u32)> {
         let look = |ring: &CqRing| {
             (self.driver_request(ring, memory), ring.entries - 1, ring.memory.len())

@@ -1,8 +1,8 @@
 //! Completion channels: waiting for completions instead of polling for them.
 //!
 //! # The race between arming and polling
-//! A completion that arrives after the last poll and before arming raises no event. So a program
-//! that is about to wait arms first, polls once more, and waits only if that found nothing:
+//! A completion that arrives after the last poll and before arming raises no event. So arm first,
+//! poll once more, and wait only if that poll found nothing:
 //!
 //! ```no_run
 //! # use uverbs::{CompletionChannel, PollError, Result, raw::CompletionQueue};
@@ -40,8 +40,8 @@ const RECORD: usize = size_of::<CompEventDesc>();
 
 /// A file from which completion events of any number of completion queues are read.
 ///
-/// Clones are handles to the same channel. Completion queues made with it keep it. How to wait
-/// without missing a completion: [`crate::completion_channel`].
+/// Clones share one channel. Completion queues made with it keep it open.
+/// [`crate::completion_channel`] shows how to wait without missing a completion.
 #[derive(Clone)]
 pub struct CompletionChannel {
     inner: Arc<Inner>,
@@ -62,7 +62,7 @@ impl Context {
     /// Opens a completion channel.
     ///
     /// # Errors
-    /// Errors of the kernel; EMFILE where the process has no descriptors left.
+    /// Errors of the kernel; EMFILE if the process has no file descriptor left.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_completion_channel(&self) -> Result<CompletionChannel> {
         const VERB: &str = "create_comp_channel";
@@ -77,25 +77,25 @@ impl Context {
 }
 
 impl CompletionChannel {
-    /// Waits for one completion event and takes it. Of several waiting threads exactly one gets it.
+    /// Waits for one completion event and takes it. If several threads wait, exactly one gets it.
     ///
     /// # Errors
-    /// `Interrupted` by a signal; `DeviceGone` (EIO) once the device is gone.
+    /// `Interrupted` by a signal; `DeviceGone` (EIO) after the device was removed.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<CqEvent> {
-        // The thread that waits does a software device's work: no other one has to be switched to.
+        // A software device makes progress in the waiting thread, which saves a thread switch.
         let wait = |file: BorrowedFd<'_>| self.wait(&[file], None);
         let record = self.inner.file.take(GET, wait, |record| Some(whose(record)), count)?;
         Ok(self.event(&record))
     }
 
-    /// Waits until [`try_get_event`](Self::try_get_event) may have an event or one of `others` is
-    /// readable, for `timeout` at most, and returns whether one is. A software device does its work
-    /// in this thread meanwhile, and hands it an event without making the channel's file readable:
-    /// call `try_get_event` after each success.
+    /// Waits, for at most `timeout`, until [`try_get_event`](Self::try_get_event) may have an event
+    /// or one of `others` is readable; returns false on a timeout. A software device makes progress
+    /// in this thread meanwhile, and may pass it an event without making the channel's file
+    /// readable: call `try_get_event` whenever this returns true.
     ///
     /// # Errors
-    /// `Interrupted` by a signal; else errors of `poll(2)`.
+    /// `Interrupted` by a signal; other errors of `poll(2)`.
     pub fn wait_event(&self, others: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool> {
         self.inner.file.registry.require_opener(GET)?;
         let files = [&[self.as_fd()], others].concat();
@@ -112,7 +112,7 @@ impl CompletionChannel {
     /// Takes one completion event if there is one.
     ///
     /// # Errors
-    /// As [`CompletionChannel::get_event`], and `WouldBlock` where there is none.
+    /// As [`CompletionChannel::get_event`], and `WouldBlock` if there is none.
     pub fn try_get_event(&self) -> Result<CqEvent> {
         let record = self.inner.file.try_take(GET, |record| Some(whose(record)), count)?;
         Ok(self.event(&record))
@@ -135,8 +135,8 @@ impl CompletionChannel {
 }
 
 impl AsFd for CompletionChannel {
-    /// For poll(2) and epoll(7): when it is readable, [`CompletionChannel::try_get_event`]
-    /// gives an event, unless another thread was faster.
+    /// For poll(2) and epoll(7): when it is readable, [`CompletionChannel::try_get_event`] returns
+    /// an event, unless another thread took it first.
     ///
     /// `O_NONBLOCK` on it changes nothing, unlike in ibv_get_cq_event(3):
     /// [`CompletionChannel::get_event`] always waits, and [`CompletionChannel::try_get_event`]
@@ -150,24 +150,24 @@ fn whose(record: &[u8; RECORD]) -> ObjectId {
     ObjectId(CompEventDesc::read_from_bytes(record).unwrap_or_default().cq_handle)
 }
 
-/// Arming carries the number of events sent so far, so the queue has to know how many were got.
+/// Arming writes the number of events taken so far, so the queue has to count them.
 fn count(_: &[u8; RECORD], observer: &Observer) {
     if let Observer::Count(events) = observer {
         events.fetch_add(1, Ordering::Release);
     }
 }
 
-/// A completion event that has been got and not yet acknowledged; dropping it acknowledges.
+/// A completion event that has been taken and not yet acknowledged; dropping it acknowledges.
 ///
-/// Destroying its completion queue waits for that. It belongs to the thread that got it, so that
-/// the wait of a thread for itself can be told to be a deadlock; [`CqEvent::detach`] makes one for
-/// other threads.
+/// Destroying the completion queue waits for the acknowledgement. The event belongs to the thread
+/// that took it, so that a thread that would wait for itself gets `Deadlock`; [`CqEvent::detach`]
+/// releases it for other threads.
 pub struct CqEvent {
     inner: DetachedCqEvent,
     not_send: PhantomData<*const ()>,
 }
 
-/// A [`CqEvent`] that may go to another thread. If it is leaked, destroying its completion queue
+/// A [`CqEvent`] that may move to another thread. If it is leaked, destroying its completion queue
 /// waits for ever.
 pub struct DetachedCqEvent {
     channel: CompletionChannel,
@@ -177,7 +177,7 @@ pub struct DetachedCqEvent {
 }
 
 impl CqEvent {
-    /// Which completion queue it is about: compare with [`CqHandle::id`](crate::CqHandle::id).
+    /// The id of its completion queue: compare with [`CqHandle::id`](crate::CqHandle::id).
     pub fn cq(&self) -> ObjectId {
         self.inner.cq
     }
@@ -190,7 +190,7 @@ impl CqEvent {
     /// Joins another event of the same completion queue, so that both are acknowledged at once.
     ///
     /// # Errors
-    /// Gives the other one back if it is of another queue or was got by another thread.
+    /// Returns `other` if it is of another queue or was taken by another thread.
     pub fn merge(&mut self, other: CqEvent) -> std::result::Result<(), CqEvent> {
         if self.inner.holder != other.inner.holder {
             return Err(other);
@@ -203,7 +203,7 @@ impl CqEvent {
     #[doc(alias = "ibv_ack_cq_events")]
     pub fn acknowledge(self) {}
 
-    /// The same event for another thread.
+    /// Converts it to an event that may move to another thread.
     pub fn detach(self) -> DetachedCqEvent {
         let mut event = self.inner;
         event.channel.registry().detach(event.cq, event.holder, event.count);
@@ -213,7 +213,7 @@ impl CqEvent {
 }
 
 impl DetachedCqEvent {
-    /// Which completion queue it is about.
+    /// The id of its completion queue.
     pub fn cq(&self) -> ObjectId {
         self.cq
     }
@@ -223,15 +223,15 @@ impl DetachedCqEvent {
         self.count
     }
 
-    /// Joins another event of the same completion queue: this one stands for both then.
+    /// Joins another event of the same completion queue, so that this value stands for both.
     ///
     /// # Errors
-    /// Gives the other one back if it is of another queue.
+    /// Returns `other` if it is of another queue.
     pub fn merge(&mut self, mut other: Self) -> std::result::Result<(), Self> {
         if !Arc::ptr_eq(&self.channel.inner, &other.channel.inner) || self.cq != other.cq {
             return Err(other);
         }
-        // The other one acknowledges none when it is dropped here.
+        // `other` then acknowledges nothing when it is dropped here.
         self.count += std::mem::take(&mut other.count);
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Completion queues: made by a builder, polled by one thread, waited for through completion
-//! channels.
+//! Completion queues: made by a builder, polled by one thread at a time, or waited on through
+//! completion channels.
 
 pub(crate) mod builder;
 pub mod channel;
@@ -51,8 +51,7 @@ fn ring_entries(verb: &'static str, context: &Context, wanted: u32) -> Result<u3
         .map_err(|error| sizes::refused(verb, error, format!("{wanted} entries")))
 }
 
-/// A handle to a completion queue, by which queue pairs are made that complete to it. It cannot
-/// poll.
+/// A handle to a completion queue, for making queue pairs that complete to it. It cannot poll.
 ///
 /// It may be cloned and sent to other threads, while the [`CompletionQueue`] itself belongs to the
 /// thread that polls.
@@ -71,7 +70,7 @@ struct Shared {
     context: Context,
     #[allow(dead_code, reason = "held for its lifetime")]
     channel: Option<CompletionChannel>,
-    /// Where rings come from, if the program chose.
+    /// The program's allocator for rings, if it gave one.
     allocator: Option<QueueMemory>,
     handle: u32,
     number: u32,
@@ -89,7 +88,7 @@ impl<L> CqHandle<L> {
         self.0.number
     }
 
-    /// The handle without its layer, for keeping the completion queue.
+    /// The handle without its layer, to keep the completion queue alive.
     pub(crate) fn into_shared(self) -> CqHandle<Raw> {
         CqHandle(self.0, PhantomData)
     }
@@ -98,11 +97,12 @@ impl<L> CqHandle<L> {
         self.0.monitor.clone()
     }
 
-    /// Moderates its events: the device raises one after `count` completions, or `period` after the
-    /// first of them, whichever is earlier. With zero for both it raises one for each completion.
+    /// Moderates its events: the device raises one after `count` completions, or `period` (in whole
+    /// microseconds) after the first of them, whichever is earlier. With zero for both it raises an
+    /// event for each completion.
     ///
     /// # Errors
-    /// `Unsupported` where the device cannot; `InvalidInput` beyond what it can; errors of the
+    /// `Unsupported` if the device cannot moderate; `InvalidInput` beyond its limits; errors of the
     /// kernel.
     #[doc(alias = "ibv_modify_cq")]
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
@@ -129,11 +129,12 @@ impl<L> CqHandle<L> {
 
 /// A completion queue: polled by one thread at a time.
 ///
-/// Only queue pairs of its layer complete to it. On the safe layer a completion gives the slot back
-/// that its request carried; [`raw::CompletionQueue`](crate::raw::CompletionQueue) hands back ids.
+/// Only queue pairs of its layer complete to it. On the safe layer a completion gives back its
+/// request's slot; on the raw layer ([`raw::CompletionQueue`](crate::raw::CompletionQueue)) it
+/// carries the request's id.
 ///
 /// Dereferences to its [`CqHandle`], which moderates its events. It may be dropped before the queue
-/// pairs that complete to it; the kernel's object then lives until the last of those is gone.
+/// pairs that complete to it; the kernel's object then lives until the last of them is destroyed.
 ///
 /// ```no_run
 /// use uverbs::PollError;
@@ -150,8 +151,7 @@ impl<L> CqHandle<L> {
 /// # Ok::<(), uverbs::Error>(())
 /// ```
 pub struct CompletionQueue<L: Layer = Safe> {
-    // Declared first: with the poller gone, no thread can be taking slots that queue pairs left in
-    // flight.
+    // Must be dropped first: afterwards no thread can take slots that queue pairs left in flight.
     queue: Poller,
     events: Arc<AtomicU32>,
     events_seen: u32,
@@ -182,26 +182,27 @@ impl<L: Layer> CompletionQueue<L> {
         &self.handle
     }
 
-    /// Completions that may be outstanding at a time. If the device may have carried out one of
-    /// several resizes that failed, this is the least of them until a completion shows which.
+    /// Completions that the queue can hold. If resizes have failed that the device may still have
+    /// executed, this is the smallest of the possible sizes until a completion shows which one is
+    /// in use.
     pub fn capacity(&self) -> u32 {
         self.queue.device_entries() - 1
     }
 
-    /// Completions that named no outstanding request, and so changed nothing: a call that polls has
-    /// returned [`PollError::NotOutstanding`] for each, or the next one will.
+    /// The number of completions so far that named no outstanding request and were ignored. Each
+    /// was or will be reported as [`PollError::NotOutstanding`].
     pub fn refused(&self) -> u64 {
         self.queue.refused()
     }
 
-    /// Asks for an event at the next completion. Poll once more afterwards, before waiting: a
-    /// completion that arrived just before raises none (see [`crate::completion_channel`]).
+    /// Requests an event at the next completion. Poll once more before waiting: a completion that
+    /// arrived before this call raises no event (see [`crate::completion_channel`]).
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) {
         self.arm_for(Arm::Any);
     }
 
-    /// Asks for an event at the next completion that is an error or whose sender marked it as
+    /// Requests an event at the next completion that is an error or whose sender marked it as
     /// solicited.
     pub fn arm_solicited(&mut self) {
         self.arm_for(Arm::Solicited);
@@ -216,15 +217,15 @@ impl<L: Layer> CompletionQueue<L> {
         self.queue.arm(which);
     }
 
-    /// Makes the queue hold at least `entries` completions, also while completions arrive. Those
-    /// that are in the queue stay.
+    /// Resizes the queue to hold at least `entries` completions, also while completions arrive.
+    /// Completions in the queue stay.
     ///
     /// # Errors
-    /// `InvalidInput` for no entries, too many, or a resize that is not polled through yet (poll
-    /// until empty); errors of the kernel (EINVAL if the queue is full, or has more completions
-    /// than would fit); `Refused` where an earlier one failed, but was carried out later. The queue
-    /// keeps the memory of the new ring then until it is destroyed, because the device may still
-    /// move to it.
+    /// `InvalidInput` for zero or too many entries, or while an earlier resize is not finished
+    /// (poll until empty); errors of the kernel (EINVAL if the queue is full, or has more
+    /// completions than would fit); `Refused` if an earlier resize failed and was executed
+    /// nevertheless. After an error of the kernel the queue keeps the memory of the new ring until
+    /// it is destroyed, because the device may still switch to it.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
@@ -242,8 +243,8 @@ impl<L: Layer> CompletionQueue<L> {
         let driver = DriverResize { buf_addr, cqe_size, ..DriverResize::default() };
         let sent = shared.context.commands().write_with(VERB, &command, driver.as_bytes(), &mut []);
         if sent.is_err() || !self.queue.resize_has_begun() {
-            // The kernel may have carried out a command that failed. And it leaves a ring alone
-            // that had this size in its view (`mlx5_ib_resize_cq`), after such a failure.
+            // The kernel may have executed a failed command. After such a failure it ignores a
+            // resize to the size that it already has (`mlx5_ib_resize_cq`).
             self.queue.cancel_resize();
             if !self.queue.resize_has_begun() {
                 let cause = "to the kernel the queue has this size, since an earlier resize failed";

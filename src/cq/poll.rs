@@ -1,4 +1,4 @@
-//! Polling on both layers: the raw one hands back ids, the safe one slots.
+//! Polling on both layers: completions of the raw layer carry ids, those of the safe layer slots.
 
 #![allow(unsafe_code)]
 
@@ -16,32 +16,31 @@ use crate::memory::slot::{Slot, header_of, land, land_id, land_other, land_share
 use crate::mlx5::RingLayout;
 
 impl<L: Layer> CqBuilder<L> {
-    /// The device does not check for overruns: instead of failing the queue it overwrites
-    /// completions that were not polled in time.
+    /// Turns off the device's check for overruns: it overwrites completions that were not polled in
+    /// time, instead of failing the queue.
     ///
     /// # Safety
-    /// There are never more completions than entries that were not polled: the requests outstanding
-    /// on all queues that complete here are no more than its entries. Otherwise the device writes
-    /// an entry while it is being read.
+    /// The requests outstanding on all queues that complete here never exceed the number of
+    /// entries. Otherwise the device writes an entry while it is being read.
     pub unsafe fn ignore_overrun(self) -> Self {
         self.set_ignore_overrun()
     }
 }
 
-/// Where the parts of a completion queue are: for programs that poll it themselves.
+/// The addresses of a completion queue's parts, for programs that poll it themselves.
 #[derive(Debug, Clone, Copy)]
 pub struct CqLayout {
     /// The ring.
     pub ring: RingLayout,
-    /// The doorbell record: two words, the consumer index and the one that arms.
+    /// The doorbell record: two words, the consumer index and the word that arms.
     pub record: *mut u8,
     /// The page with the register that arms it.
     pub page: *mut u8,
 }
 
 impl CompletionQueue<Raw> {
-    /// Where its parts are; `None` if it has no ring. They stay there until it is resized or
-    /// destroyed.
+    /// The addresses of its parts, valid until it is resized or destroyed; `None` if it has no
+    /// ring.
     pub fn layout(&self) -> Option<CqLayout> {
         let memory = self.queue.memory();
         let ring = memory.ring(|ring| RingLayout {
@@ -53,22 +52,21 @@ impl CompletionQueue<Raw> {
         Some(CqLayout { ring, record, page: self.context().inner().uars.arm_page() })
     }
 
-    /// Goes to where the doorbell record says that polling is: the program polls the ring itself,
-    /// and arms through [`CompletionQueue::arm`].
+    /// Takes the consumer index from the doorbell record: for programs that poll the ring
+    /// themselves, and arm through [`CompletionQueue::arm`].
     pub fn follow_record(&mut self) {
         self.queue.follow_record();
     }
 
-    /// The next completion, lent until the next call. What it says of other requests and of memory:
-    /// `docs/ordering.md`.
+    /// The next completion, borrowed until the next call. `docs/ordering.md` says what it implies
+    /// for other requests and for memory.
     ///
-    /// That there is none now is an error of its own, as for
-    /// `try_recv` of a channel: one match then tells a program everything, and `while let
-    /// Ok(completion) = cq.poll()` takes what is there.
+    /// An empty queue is an error value, as for `try_recv` of a channel, so one `match` covers all
+    /// cases, and `while let Ok(completion) = cq.poll()` drains the queue.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of
-    /// no request, which changed nothing; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for a completion of
+    /// no outstanding request, which was ignored; the other errors are permanent.
     #[inline(always)]
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
@@ -76,19 +74,19 @@ impl CompletionQueue<Raw> {
         self.queue.poll()
     }
 
-    /// Starts polling several completions, whose places are given back to the device together.
+    /// Starts polling several completions, whose entries are returned to the device together.
     #[inline(always)]
     pub fn batch(&mut self) -> PollBatch<'_> {
         self.queue.batch()
     }
 
-    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
-    /// how many. Their places are given back to the device together, when the last was shown, so it
-    /// costs less than polling one after the other. A program that posts inside
-    /// `visit` needs a queue that holds all that is outstanding and `most` besides.
+    /// Calls `visit` with each completion that is there, up to `most`; returns their number. Their
+    /// entries are returned to the device together after the last call, which costs less than
+    /// polling one by one. A program that posts inside `visit` needs a queue with `most` entries
+    /// more than requests can be outstanding.
     ///
     /// # Errors
-    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    /// Those of [`CompletionQueue::poll`] except `Empty`, if there was no completion.
     #[inline(always)]
     #[doc(alias = "ibv_next_poll")]
     #[doc(alias = "ibv_end_poll")]
@@ -100,18 +98,19 @@ impl CompletionQueue<Raw> {
         self.queue.poll_up_to(most, visit)
     }
 
-    /// Copies as many completions as there are, up to the length of `out`; returns how many.
+    /// Copies the completions that are there, up to the length of `out`; returns their number.
     ///
     /// # Errors
-    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    /// Those of [`CompletionQueue::poll`] except `Empty`, if there was no completion.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll_into(&mut self, out: &mut [WorkCompletion]) -> Result<usize, PollError> {
         self.queue.poll_into(out)
     }
 
-    /// Takes out what it holds of queue pairs that were reset or destroyed, so that this takes up
-    /// no places until it is polled. What [`QueuePair::reset`](crate::raw::QueuePair::reset) leaves
-    /// bounds the requests of the next life until then. What remains stays in order.
+    /// Removes completions of queue pairs that were reset or destroyed, which would otherwise
+    /// occupy entries until they are polled. After
+    /// [`QueuePair::reset`](crate::raw::QueuePair::reset) such entries reduce the requests that can
+    /// be posted. The other completions stay in order.
     pub fn remove_closed(&mut self) {
         self.queue.remove_closed();
     }
@@ -120,31 +119,32 @@ impl CompletionQueue<Raw> {
         "`Busy` while queue pairs or other handles hold it; errors of the kernel."
     }
 
-    /// The provider's own queue, for everything that this type does not offer.
+    /// The provider's queue, for operations that this type does not offer.
     ///
     /// # Safety
-    /// It stays where it is: it is not exchanged with another one (by
-    /// `mem::swap` and the like), since it works on memory that `self` frees when it goes.
+    /// The caller does not exchange it with another queue (by `mem::swap`, for instance): it uses
+    /// memory that `self` frees when dropped.
     #[inline]
     pub unsafe fn provider(&mut self) -> &mut provider::CompletionQueue {
         &mut self.queue
     }
 }
 
-/// A completion, lent until the next poll, and the slot that its request carried, which is the
-/// program's again.
+/// A completion, borrowed until the next poll, and the slot of its request, which the program owns
+/// again.
 #[derive(Debug)]
 pub struct Completion<'c> {
-    /// The slot: filled with what was received or read. `None` for inline data, and for a send that
-    /// was posted unsignaled and failed: [`Slab::free`](crate::Slab::free) says when its slot goes
-    /// back to its slab.
+    /// The slot, filled with the received or read data. `None` for inline data, and for an
+    /// unsignaled send that failed: [`Slab::free`](crate::Slab::free) says when its slot goes back
+    /// to the slab.
     pub slot: Option<Slot>,
-    /// Everything else. Its `wr_id` and `user_context` mean nothing here; see [`Slot::tag`].
+    /// The completion's fields. `wr_id` and `user_context` are internal values here; see ///
+    /// [`Slot::tag`].
     pub completion: provider::Completion<'c>,
 }
 
 impl Completion<'_> {
-    /// The slot, and a copy of everything else, that stay.
+    /// The slot and a copy of the completion, which outlive the next poll.
     pub fn copied(self) -> (Option<Slot>, WorkCompletion) {
         (self.slot, self.completion.to_work_completion())
     }
@@ -154,8 +154,8 @@ impl CompletionQueue<Safe> {
     /// The next completion, with its slot.
     ///
     /// # Errors
-    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for one that is of
-    /// no request, which changed nothing; the other errors when there will not be any more.
+    /// [`PollError::Empty`] if there is none now; [`PollError::NotOutstanding`] for a completion of
+    /// no outstanding request, which was ignored; the other errors are permanent.
     #[inline(always)]
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
@@ -164,10 +164,10 @@ impl CompletionQueue<Safe> {
         Ok(Completion { slot: landed(&completion), completion })
     }
 
-    /// Shows `visit` as many completions as there are, `most` of them if there are more; returns
-    /// how many. Their places are given back to the device together, when the last was shown, so it
-    /// costs less than polling one after the other. A program that posts inside
-    /// `visit` needs a queue that holds all that is outstanding and `most` besides.
+    /// Calls `visit` with each completion that is there, up to `most`; returns their number. Their
+    /// entries are returned to the device together after the last call, which costs less than
+    /// polling one by one. A program that posts inside `visit` needs a queue with `most` entries
+    /// more than requests can be outstanding.
     ///
     /// ```no_run
     /// # let context = uverbs::open_default()?;
@@ -182,7 +182,7 @@ impl CompletionQueue<Safe> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`CompletionQueue::poll`] but `Empty`, if there was not a single one.
+    /// Those of [`CompletionQueue::poll`] except `Empty`, if there was no completion.
     #[inline(always)]
     #[doc(alias = "ibv_next_poll")]
     #[doc(alias = "ibv_end_poll")]
@@ -207,11 +207,11 @@ fn landed(completion: &provider::Completion<'_>) -> Option<Slot> {
             return None;
         }
         // SAFETY: completions of this queue lead to safe queue pairs only, whose table no others
-        // use, and they take slots of their own context only. So the id leads to a header of a slab
-        // of this context, which keeps it, and which the queue being polled keeps. One thread polls
+        // use, and they take slots of their own context only. So the id is the address of a header
+        // in a slab that this context keeps; the polled queue keeps the context. One thread polls
         // this queue, and only its poller lands slots in flight to it: a completion of a queue pair
-        // that completes to another one is `NotOutstanding` here, and what is left of a queue pair
-        // that is gone waits until it has been polled past that.
+        // that completes to another queue is `NotOutstanding` here, and the slots of a destroyed
+        // queue pair are released only after this queue was polled past its completions.
         if let Some(slot) = unsafe { land_id(id, flight) } {
             if flight.is_of_receive() {
                 slot.header().set_length(filled(completion));
@@ -240,14 +240,15 @@ fn landed_otherwise(wr_id: u64, sent: bool, state: &QueueState, flight: Flight) 
     }
     let header = header_of(wr_id)?;
     match state.shared_receive_context() {
-        // SAFETY: as in `landed`: safe shared receive queues take slots of their own context, too.
+        // SAFETY: as in `landed`: safe shared receive queues too take slots of their own context
+        // only.
         Some(shared) => unsafe { land_shared(header, Serial::of(shared).shared_receives()) },
         // SAFETY: as in `landed`.
         None => unsafe { land(header, serial.receives(cq)) },
     }
 }
 
-/// Bytes of its slot that a receive filled; a peer's write with immediate fills none of them.
+/// Bytes of the slot that a receive filled; a peer's WRITE with immediate fills none.
 #[inline(always)]
 fn filled(completion: &provider::Completion<'_>) -> usize {
     let wrote_elsewhere = completion.cqe_opcode() == CqeOpcode::RESPONDER_WRITE_IMMEDIATE;
