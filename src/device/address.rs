@@ -1,10 +1,10 @@
-//! How ports and queue pairs are addressed: GIDs, LIDs, MTUs, address vectors.
+//! Addresses of ports and queue pairs: GIDs, LIDs, MTUs, address vectors.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A 128-bit global identifier: of a port on InfiniBand, an IP address on RoCE v2.
+/// A 128-bit global identifier of a port; on RoCE v2 it is an IP address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 
@@ -22,12 +22,12 @@ impl Gid {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
-    /// A link-local address or GID (`fe80::/10`), not routable.
+    /// Whether it is link-local (`fe80::/10`), that is, not routable.
     pub fn is_link_local(&self) -> bool {
         self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
     }
 
-    /// A multicast GID (`ff00::/8`).
+    /// Whether it is a multicast GID (`ff00::/8`).
     pub fn is_multicast(&self) -> bool {
         self.0[0] == 0xff
     }
@@ -76,7 +76,7 @@ impl From<Ipv4Addr> for Gid {
     }
 }
 
-/// Path MTU, in the encoding that verbs use everywhere.
+/// Path MTU, with the numbers of `enum ibv_mtu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Mtu {
@@ -111,14 +111,14 @@ impl Mtu {
     }
 }
 
-/// What kind of link a port has.
+/// The link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
     /// InfiniBand: ports have LIDs.
     InfiniBand,
     /// Ethernet (RoCE): ports have GIDs only.
     Ethernet,
-    /// The device does not say.
+    /// The device does not report it.
     Unspecified,
 }
 
@@ -142,7 +142,7 @@ impl fmt::Display for LinkLayer {
     }
 }
 
-/// Which headers carry packets that use a GID.
+/// The kind of a GID, which decides the packet headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -171,8 +171,8 @@ pub struct GlobalRoute {
     pub destination: Gid,
     /// Index of the local GID in the port's table.
     pub source_index: u8,
-    /// 20 bits. RoCE v2 derives the UDP source port from it; with 0, Linux takes both QP numbers of
-    /// a connected queue pair.
+    /// Flow label, 20 bits. RoCE v2 derives the UDP source port from it; if it is 0, Linux uses
+    /// both QP numbers of a connected queue pair.
     pub flow_label: u32,
     /// IP time to live.
     pub hop_limit: u8,
@@ -180,7 +180,7 @@ pub struct GlobalRoute {
     pub traffic_class: u8,
 }
 
-/// Where packets go: what `ibv_ah_attr` says.
+/// The address of a remote port (`struct ibv_ah_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AddressVector {
     /// The local port, from 1.
@@ -189,9 +189,9 @@ pub struct AddressVector {
     pub lid: u16,
     /// Service level, 0 to 15.
     pub service_level: u8,
-    /// Low bits of the source LID where a port has several.
+    /// Low bits of the source LID, if the port has several.
     pub source_path_bits: u8,
-    /// Static rate in the verbs encoding; 0 is the port's own.
+    /// Static rate, with the numbers of `enum ibv_rate`; 0 is the port's rate.
     pub static_rate: u8,
     /// The global route; `None` only within one InfiniBand subnet.
     pub global: Option<GlobalRoute>,

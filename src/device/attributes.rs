@@ -1,4 +1,4 @@
-//! What a device and its ports can do.
+//! Attributes of devices and ports.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use uverbs_uapi::write::device::{ExQueryDeviceResp, QueryPortRespEx};
 
 use super::address::{LinkLayer, Mtu};
 
-/// Methods that give a field of the kernel's answer.
+/// Defines getters for fields of the kernel's answer.
 macro_rules! fields {
     ($($(#[$meta:meta])* $name:ident: $type:ty = $($field:ident).+;)*) => {$(
         $(#[$meta])*
@@ -23,7 +23,7 @@ macro_rules! fields {
 
 /// Attributes of a device; [`Context::limits`](crate::Context::limits) lists every limit by name.
 ///
-/// A limit is the most that the device allows. It may be unable to reach several limits at once.
+/// A device may be unable to reach several limits at once.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -33,11 +33,11 @@ macro_rules! fields {
 /// ```
 #[derive(Debug, Clone)]
 pub struct DeviceAttributes {
-    /// Extended device attributes as the kernel gave them; what an older kernel does not know is
-    /// zero. For the C library: no part of the stable interface.
+    /// Extended device attributes in the kernel's form; fields that an older kernel does not know
+    /// are zero. For the C library, not part of the stable interface.
     #[doc(hidden)]
     pub kernel: ExQueryDeviceResp,
-    /// What mlx5 adds (CQE compression, striding receive queues, packet pacing …).
+    /// Attributes of mlx5 (CQE compression, striding receive queues, packet pacing …).
     #[doc(hidden)]
     pub mlx5: uverbs_uapi::mlx5::device::QueryDeviceResp,
     /// Completion vectors (interrupts that completion queues may use).
@@ -70,9 +70,9 @@ impl DeviceAttributes {
         max_srq_wr: u32 = kernel.base.max_srq_wr;
         /// Most scatter entries per shared receive.
         max_srq_sge: u32 = kernel.base.max_srq_sge;
-        /// With which other accesses atomics are atomic.
+        /// The accesses that atomics are atomic with.
         atomics: AtomicCap = kernel.base.atomic_cap;
-        /// What raw packet queue pairs can do with received frames, beyond delivering them.
+        /// Optional features of raw packet queue pairs.
         raw_packets: RawPacketCaps = kernel.raw_packet_caps;
         /// Frequency in kHz of the clock that timestamps completions; 0 if there is none.
         clock_khz: u64 = kernel.hca_core_clock;
@@ -95,12 +95,12 @@ impl DeviceAttributes {
         Guid(self.kernel.base.sys_image_guid.get())
     }
 
-    /// READs and atomics that a queue pair answers at a time.
+    /// Most outstanding READs and atomics that a queue pair accepts from its peer.
     pub fn max_responder_reads(&self) -> u8 {
         self.kernel.base.max_qp_rd_atom.min(255) as u8
     }
 
-    /// READs and atomics that a queue pair may have in flight.
+    /// Most outstanding READs and atomics of a queue pair.
     pub fn max_initiator_reads(&self) -> u8 {
         self.kernel.base.max_qp_init_rd_atom.min(255) as u8
     }
@@ -111,7 +111,7 @@ impl DeviceAttributes {
         old | self.kernel.device_cap_flags_ex
     }
 
-    /// How raw packet queue pairs can be paced; `None` if the device cannot pace them.
+    /// Limits of packet pacing for raw packet queue pairs; `None` if the device has no pacing.
     pub fn pacing(&self) -> Option<Pacing> {
         let pacing = &self.mlx5.packet_pacing_caps;
         let least = pacing.qp_rate_limit_min;
@@ -121,7 +121,7 @@ impl DeviceAttributes {
         })
     }
 
-    /// Largest packet in bytes that the device cuts into segments; `None` without segmentation.
+    /// Largest packet in bytes that the device can cut into segments; `None` without segmentation.
     pub fn max_segmented_packet(&self) -> Option<u32> {
         let segments = &self.mlx5.tso_caps;
         (segments.supported_qpts & RAW_PACKET != 0).then_some(segments.max_tso)
@@ -131,13 +131,13 @@ impl DeviceAttributes {
 /// Bit of raw packet queue pairs in masks of queue pair types (`enum ib_qp_type`).
 const RAW_PACKET: u32 = 1 << 8;
 
-/// How a device paces raw packet queue pairs.
+/// Packet pacing of raw packet queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pacing {
     /// Rates that can be set, in kbit/s.
     pub kbits_per_second: RangeInclusive<u32>,
-    /// Whether bursts can be bounded, too.
+    /// Whether the burst size can be set.
     pub bursts: bool,
 }
 
@@ -167,7 +167,7 @@ impl fmt::Debug for Guid {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct PortAttributes {
-    /// Port attributes as the kernel gave them. For the C library: no part of the stable interface.
+    /// Port attributes in the kernel's form. For the C library, not part of the stable interface.
     #[doc(hidden)]
     pub kernel: QueryPortRespEx,
 }
@@ -188,7 +188,7 @@ impl PortAttributes {
         gid_table_length: u32 = kernel.legacy_resp.gid_tbl_len;
         /// Entries of the partition table.
         pkey_table_length: u16 = kernel.legacy_resp.pkey_tbl_len;
-        /// Datagrams that were dropped because of a wrong Q_Key, where the device counts them.
+        /// Datagrams that were dropped because of a wrong Q_Key, if the device counts them.
         q_key_violations: u32 = kernel.legacy_resp.qkey_viol_cntr;
     }
 
@@ -197,22 +197,22 @@ impl PortAttributes {
         self.state() == PortState::ACTIVE
     }
 
-    /// Kind of link.
+    /// The link layer.
     pub fn link_layer(&self) -> LinkLayer {
         LinkLayer::from_code(self.kernel.legacy_resp.link_layer.0)
     }
 
-    /// Largest MTU in use; 256 bytes where the device gives no sensible code.
+    /// The active MTU; 256 bytes if the device reports an unknown code.
     pub fn active_mtu(&self) -> Mtu {
         Mtu::from_code(self.kernel.legacy_resp.active_mtu.0).unwrap_or(Mtu::B256)
     }
 
-    /// Largest MTU of the hardware; 256 bytes where the device gives no sensible code.
+    /// Largest MTU of the hardware; 256 bytes if the device reports an unknown code.
     pub fn max_mtu(&self) -> Mtu {
         Mtu::from_code(self.kernel.legacy_resp.max_mtu.0).unwrap_or(Mtu::B256)
     }
 
-    /// Link speed in Gbit/s (width times lane speed), `None` where the device gives no known code.
+    /// Link speed in Gbit/s (width times lane speed); `None` if the device reports an unknown code.
     pub fn gigabits(&self) -> Option<f64> {
         Some(f64::from(lanes(self.kernel.legacy_resp.active_width)?) * lane_gigabits(self.speed())?)
     }

@@ -1,10 +1,10 @@
-//! The device's clock: what the raw timestamps of completions mean.
+//! The device's clock: converts the raw timestamps of completions.
 //!
-//! [`Completion::timestamp`](crate::raw::Completion::timestamp) returns the device's counter, as it
-//! is in the completion. Two pages that the kernel maps convert it to time, without a system call
-//! and outside the poll. One has the counter itself. The other says how the counter relates to
-//! wall-clock time; the kernel updates it every few seconds. A [`Conversion`] is a copy of the
-//! second page, for any number of timestamps.
+//! [`Completion::timestamp`](crate::raw::Completion::timestamp) returns the value of the device's
+//! counter. The kernel maps two pages, with which a program can convert it without a system call:
+//! one has the current counter, the other relates the counter to wall-clock time. The kernel
+//! updates the second page every few seconds. A [`Conversion`] is a copy of it, for any number of
+//! timestamps.
 //!
 //! ```no_run
 //! # use uverbs::{Context, Result, raw::CompletionQueue};
@@ -34,7 +34,7 @@ const VERB: &str = "query_clock";
 /// Bit of the sequence counter that is set while the kernel writes
 /// (`MLX5_IB_CLOCK_INFO_KERNEL_UPDATING`).
 const UPDATING: u32 = 1;
-/// How often a copy is tried. The kernel writes for well under a microsecond.
+/// Number of attempts to copy the page. The kernel writes for well under a microsecond.
 const TRIES: u32 = 10_000;
 
 /// The clock pages of a device.
@@ -57,7 +57,7 @@ impl Context {
     /// Maps the pages of the device's clock.
     ///
     /// # Errors
-    /// `Unsupported` where the device or the kernel has none; other errors of the kernel.
+    /// `Unsupported` if the device or the kernel has none; other errors of the kernel.
     pub fn clock(&self) -> Result<DeviceClock> {
         let limits = self.driver_limits();
         if !limits.clock_info_versions.contains(ClockInfoVersions::V1) {
@@ -80,15 +80,15 @@ impl Context {
 }
 
 impl DeviceClock {
-    /// Ticks per millisecond.
+    /// The counter's frequency in kHz.
     pub fn khz(&self) -> u64 {
         self.khz
     }
 
-    /// The counter now, in ticks: a read across PCIe.
+    /// The current counter in ticks, a read across PCIe.
     ///
     /// # Errors
-    /// `Unsupported` where the kernel does not show the counter itself.
+    /// `Unsupported` if the kernel does not map the counter.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn ticks(&self) -> Result<u64> {
         self.context.commands().channel().refresh_clock();
@@ -97,21 +97,21 @@ impl DeviceClock {
         })
     }
 
-    /// How the counter relates to wall-clock time now.
+    /// The current relation of the counter to wall-clock time.
     ///
     /// # Errors
-    /// `Busy` if the kernel was writing at every one of very many tries.
+    /// `Busy` if the kernel was writing at each of 10,000 attempts.
     pub fn conversion(&self) -> Result<Conversion> {
         first_whole(|| self.copy())
     }
 
-    /// The page as it was between two updates; `None` if the kernel wrote meanwhile.
+    /// A consistent copy of the page; `None` if the kernel wrote meanwhile.
     fn copy(&self) -> Option<Conversion> {
         let sign = self.info.atomic_u32(offset_of!(ClockInfo, sign))?;
         between_updates(sign, || self.fields())
     }
 
-    /// The page's fields, which may be of two updates.
+    /// The page's fields, which may belong to different updates.
     fn fields(&self) -> Option<Conversion> {
         let half = |offset| Some(self.info.atomic_u32(offset)?.load(Ordering::Relaxed));
         let word = |offset| Some(self.info.atomic_u64(offset)?.load(Ordering::Relaxed));
@@ -151,8 +151,8 @@ fn first_whole<T>(mut copy: impl FnMut() -> Option<T>) -> Result<T> {
 }
 
 impl Counter {
-    /// Both halves, big endian, the high one first; read again if it changed meanwhile. `None` if
-    /// the counter is outside its page.
+    /// Reads both big-endian halves, the high one first, and repeats if that changed meanwhile.
+    /// `None` if the counter is outside its page.
     fn read(&self) -> Option<u64> {
         let half = |offset| self.page.read_register(self.offset + offset).map(u32::from_be);
         loop {
@@ -164,7 +164,7 @@ impl Counter {
     }
 }
 
-/// How the device's counter relates to wall-clock time: a copy of what the kernel wrote last.
+/// The relation of the device's counter to wall-clock time: a copy of the kernel's page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conversion {
     nanoseconds: u64,
@@ -194,7 +194,7 @@ impl Conversion {
 
     /// Nanoseconds since 1970 at a raw timestamp. The timestamp must be within half the counter's
     /// range of the copy. The error grows with the distance, because the clocks drift: take a new
-    /// copy now and then (see [`Conversion::update_period`]).
+    /// copy regularly (see [`Conversion::update_period`]).
     pub fn nanoseconds(&self, raw: u64) -> u64 {
         let since = raw.wrapping_sub(self.ticks) & self.mask;
         if since <= self.mask / 2 {
@@ -214,7 +214,7 @@ impl Conversion {
         self.update_period
     }
 
-    /// 64 bits of ticks by 32 bits of multiplier fit 128.
+    /// Cannot overflow: ticks have 64 bits, the multiplier 32, the product 128.
     fn scaled(&self, ticks: u64, fraction: i128) -> u64 {
         let product = i128::from(ticks) * i128::from(self.multiplier) + fraction;
         (product.max(0) >> self.shift) as u64

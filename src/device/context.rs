@@ -30,18 +30,17 @@ use crate::mlx5::uar::Uars;
 use crate::mlx5::{self, sizes};
 
 const OPEN: &str = "open_device";
-/// BlueFlame registers that a context asks for if the kernel fixes them at open, and how many of
-/// them are dedicated to one queue each: libmlx5's defaults.
+/// BlueFlame registers to request from kernels that assign them at open, and how many of them are
+/// dedicated to one queue each: libmlx5's defaults.
 const STATIC_REGISTERS: (u32, u32) = (16, 4);
-/// Lengths of the driver's part of the request that kernels know, newest first, in the order in
-/// which libmlx5 tries them: the whole, the part before `lib_caps`, the part before
-/// `max_cqe_version`.
+/// Lengths in bytes of the driver's part of the request, as different kernels know it, newest
+/// first, as libmlx5 tries them: all, without `lib_caps`, also without `max_cqe_version`.
 const REQUEST_LENGTHS: [usize; 3] = [32, 24, 16];
 
 /// An open device: the parent of every other object.
 ///
-/// Clones are handles to the same open file. It is closed when the last object made from it is
-/// dropped, in any order.
+/// Clones share one open file. It is closed when the last clone and the last object made from it
+/// have been dropped, in any order.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -68,8 +67,8 @@ pub(crate) struct Inner {
     pub(crate) completion_vectors: u32,
     devx: bool,
     users: UserIndexTable,
-    /// Queues of the safe layer, in a table of their own: whatever index the device writes, no
-    /// completion of a safe queue leads to the ids of a raw one.
+    /// Queues of the safe layer. The separate table ensures that a completion on a safe queue never
+    /// names a raw queue, whatever index the device writes.
     safe_users: UserIndexTable,
     #[allow(dead_code, reason = "for forked children")]
     disowned: Listed<UserIndexTable>,
@@ -81,7 +80,7 @@ pub(crate) struct Inner {
     pub(crate) gid_capacity: OnceLock<usize>,
     pub(crate) kept: Kept,
     pub(crate) commands: Arc<Commands>,
-    // Declared last, because it is freed after everything else, above all the open file, is closed.
+    // Declared last: it is freed after the open file (in `commands`) is closed.
     pub(crate) until_close: UntilClose,
 }
 
@@ -92,7 +91,7 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    /// The queues of a layer by user index, the number by which completions name them.
+    /// The queues of a layer by user index, which completions carry.
     pub(crate) fn users(&self, is_safe_layer: bool) -> &UserIndexTable {
         if is_safe_layer { &self.safe_users } else { &self.users }
     }
@@ -130,12 +129,12 @@ impl Context {
         Self::with(device, commands, opened)
     }
 
-    /// Registers an object that is about to be created for its asynchronous events.
+    /// Registers an object for asynchronous events, before it is created.
     pub(crate) fn register(&self, observer: Observer) -> Registered {
         Registered::new([(self.inner().events.registry().clone(), observer)])
     }
 
-    /// The context that the kernel has created, according to `opened`.
+    /// Makes the context from the kernel's answer.
     pub(crate) fn with(device: Device, commands: Arc<Commands>, opened: Opened) -> Result<Self> {
         if opened.limits.cqe_version != 1 {
             let cause = "the kernel offers no completions with a user index (CQE version 1)";
@@ -184,7 +183,7 @@ impl Context {
         &self.inner.commands
     }
 
-    /// The device that this context has open.
+    /// The device.
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
@@ -194,39 +193,37 @@ impl Context {
         self.inner.device.kind()
     }
 
-    /// The open file, where there is one (the software device has none).
+    /// The open file; `None` for the software device.
     pub fn as_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.inner.commands.channel().as_fd()
     }
 
-    /// Whether the kernel takes firmware commands of the program ([`Context::devx`]): it does if
-    /// the device's firmware knows user contexts. False for imported contexts, which cannot tell.
+    /// Whether the kernel accepts firmware commands of the program ([`Context::devx`]). False for
+    /// imported contexts, for which this is unknown.
     pub fn has_devx(&self) -> bool {
         self.inner.devx
     }
 
-    /// Whether both contexts are handles to the same open file; objects of different ones do not
-    /// mix.
+    /// Whether both share one open file. Objects of different contexts cannot be used together.
     pub fn is_same(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// Call it when `poll` returned `Empty`, before the next poll.
     ///
-    /// Over a kernel's device this is the processor's hint for spin loops
-    /// ([`std::hint::spin_loop`]), and never a system call: the adapter makes progress by itself.
-    /// The software device is driven by a thread of this process, for which a polling program would
-    /// have to wait. So the calling thread checks doorbells, arriving packets and timers once, and
-    /// does the work that is due. Completions of any queue of the device may be there afterwards,
-    /// and completion channels are served as well. If no work was due, or another thread is doing
-    /// it, the call lets other threads run (`sched_yield(2)`).
+    /// On a kernel device this is [`std::hint::spin_loop`] and never a system call: the adapter
+    /// makes progress by itself. The software device is driven by a thread of this process, for
+    /// which a polling program would have to wait. So the calling thread checks doorbells, arriving
+    /// packets and timers once, and does the work that is due. Afterwards any queue of the device
+    /// may have completions, and completion channels events. If no work was due, or another thread
+    /// is doing it, the call lets other threads run (`sched_yield(2)`).
     ///
-    /// A program need not call it. After the last call the software device's thread goes on within
-    /// 50 microseconds, or 300 if the calls went on for long.
+    /// A program need not call it. The software device's thread continues within 50 µs of the last
+    /// call, or within 300 µs after a long series of calls.
     ///
-    /// On the software device a call takes some hundred nanoseconds if nothing is due, else up to
-    /// the time that some dozens of packets take. It may be called from any thread. In a forked
-    /// child it lets other threads run.
+    /// On the software device a call takes a few hundred nanoseconds if no work is due, otherwise
+    /// up to the processing time of some dozens of packets. Any thread may call it. In a forked
+    /// child it only lets other threads run.
     ///
     /// ```no_run
     /// # use uverbs::{PollError, Result, cq::WorkCompletion, raw::CompletionQueue};
@@ -244,7 +241,7 @@ impl Context {
         self.inner.commands.channel().poll_idle();
     }
 
-    /// The driver's own limits, as it gave them at open. For the C library, not part of the stable
+    /// The limits that the driver reported at open. For the C library, not part of the stable
     /// interface.
     #[doc(hidden)]
     pub fn driver_limits(&self) -> &AllocUcontextResp {
@@ -280,7 +277,7 @@ impl Context {
 }
 
 impl Inner {
-    /// The lkey of the null memory region, where the device has one.
+    /// The lkey of the null memory region, if the device has one.
     pub(crate) fn null_key(&self) -> Option<u32> {
         let has_key = self.limits.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
         has_key.then_some(self.limits.dump_fill_mkey)
@@ -313,7 +310,7 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
                 Err(error) if is_unknown_form(&error) => {
                     first_error.get_or_insert(error);
                 }
-                // Without DEVX no other reason for the refusal is left.
+                // Without DEVX nothing is left that could be dropped from the request.
                 Err(error) if flags.is_empty() => return Err(error),
                 Err(error) => {
                     first_error.get_or_insert(error);
@@ -326,8 +323,8 @@ fn try_all(commands: &Commands, form: Form) -> Result<Opened> {
 }
 
 /// Whether the kernel refused a request that is longer than it knows (`mlx5_ib_alloc_ucontext`).
-/// After any other error, such as a momentary lack of memory, a shorter request would get a context
-/// with fewer abilities than the kernel has.
+/// After any other error, such as a temporary lack of memory, a shorter request could succeed and
+/// give a context with fewer features than the kernel supports.
 fn is_unknown_form(error: &Error) -> bool {
     error.errno() == Errno::EINVAL as i32 || error.kind() == ErrorKind::Unsupported
 }

@@ -1,11 +1,11 @@
-//! Asynchronous events: what happens to objects, ports and the device outside of any work request.
+//! Asynchronous events: changes of objects, ports and the device that no completion reports.
 //!
-//! [`Context::get_event`](crate::Context::get_event) takes one event out of the context's queue as
-//! an [`AsyncEvent`], a guard that acknowledges when it is dropped. Destroying an object waits
-//! until every event got for it has been acknowledged, or the thread that holds it has ended;
-//! `try_destroy` and `destroy_within` give up instead and hand the object back. If the calling
-//! thread holds such an event, destroying returns an error instead of a deadlock. Events that are
-//! still queued when their object is destroyed are dropped.
+//! [`Context::get_event`](crate::Context::get_event) takes one event from the context's queue as an
+//! [`AsyncEvent`], a guard that acknowledges when it is dropped. Destroying an object waits until
+//! every event taken for it has been acknowledged, or the thread that holds it has ended.
+//! `try_destroy` does not wait, and `destroy_within` waits for a limited time; both then return the
+//! object. If the calling thread itself holds such an event, destroying returns the error
+//! `Deadlock`. Events that are still queued when their object is destroyed are dropped.
 //!
 //! An event stays with its thread unless it is detached:
 //!
@@ -33,16 +33,17 @@ use crate::error::Result;
 use crate::host::events::Holder;
 pub use crate::host::events::{EventSource, ObjectId};
 
-/// An asynchronous event that has been got and not yet acknowledged; dropping it acknowledges.
+/// An asynchronous event that has been taken and not yet acknowledged; dropping it acknowledges.
 ///
-/// It belongs to the thread that got it, so that destroying the object there is recognised as a
+/// It belongs to the thread that took it, so that destroying the object there is recognised as a
 /// deadlock. [`AsyncEvent::detach`] returns an event that may move to another thread.
 pub struct AsyncEvent {
     inner: DetachedEvent,
     not_send: PhantomData<*const ()>,
 }
 
-/// An [`AsyncEvent`] that may go to another thread. Destroying its object waits for it.
+/// An [`AsyncEvent`] that may move to another thread. Destroying its object waits for its
+/// acknowledgement.
 pub struct DetachedEvent {
     context: Context,
     kind: EventType,
@@ -66,7 +67,7 @@ impl AsyncEvent {
     #[doc(alias = "ibv_ack_async_event")]
     pub fn acknowledge(self) {}
 
-    /// The same event for another thread.
+    /// Converts it to an event that may move to another thread.
     pub fn detach(self) -> DetachedEvent {
         let mut event = self.inner;
         if let Some(id) = event.source.object() {
@@ -97,11 +98,11 @@ impl DetachedEvent {
         self.count
     }
 
-    /// Joins another event of the same object. This one then represents both; its kind and source
-    /// stay as they are.
+    /// Joins another event of the same object. This value then represents both; its kind and source
+    /// do not change.
     ///
     /// # Errors
-    /// Returns the other one if it is of another object.
+    /// Returns `other` if it is of another object.
     pub fn merge(&mut self, mut other: Self) -> std::result::Result<(), Self> {
         let same_context = self.context.is_same(&other.context);
         if !same_context || self.source != other.source {
@@ -141,12 +142,12 @@ impl fmt::Debug for DetachedEvent {
 }
 
 impl Context {
-    /// Waits for one asynchronous event and takes it. Of several waiting threads exactly one gets
-    /// it (ibv_get_async_event). It waits even if [`Context::events_fd`] is non-blocking.
+    /// Waits for one asynchronous event and takes it (ibv_get_async_event). If several threads
+    /// wait, exactly one gets it. It waits even if [`Context::events_fd`] is non-blocking.
     ///
     /// # Errors
-    /// `Interrupted` by a signal; `DeviceGone` with EIO once the device is gone and its last event,
-    /// [`EventType::DEVICE_FATAL`], was taken by any thread. In C a reader then waits for ever.
+    /// `Interrupted` by a signal; `DeviceGone` (EIO) after the device was removed and a thread has
+    /// taken its last event, [`EventType::DEVICE_FATAL`]. In C a reader then waits for ever.
     #[doc(alias = "ibv_get_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent> {
         self.inner().events.take().map(|event| self.event(event))
@@ -155,14 +156,14 @@ impl Context {
     /// Takes one asynchronous event if there is one.
     ///
     /// # Errors
-    /// As [`Context::get_event`], and `WouldBlock` where there is none.
+    /// As [`Context::get_event`], and `WouldBlock` if there is none.
     pub fn try_get_event(&self) -> Result<AsyncEvent> {
         self.inner().events.try_take().map(|event| self.event(event))
     }
 
-    /// The file of asynchronous events, for poll, epoll and the like: when it is readable,
-    /// [`Context::try_get_event`] gives one, unless another thread was faster. It stays readable
-    /// after the last event of a lost device was taken. Do not read from it.
+    /// The file of asynchronous events, for poll(2) and epoll(7): when it is readable,
+    /// [`Context::try_get_event`] returns an event, unless another thread took it first. After the
+    /// last event of a removed device was taken it stays readable. Do not read from it.
     ///
     /// `O_NONBLOCK` on this descriptor changes nothing, unlike in ibv_get_async_event(3), whose
     /// example sets it: [`Context::get_event`] always waits, and [`Context::try_get_event`] never
@@ -178,7 +179,7 @@ impl Context {
     /// }
     /// match context.try_get_event() {
     ///     Ok(event) => println!("{}", event.kind()),
-    ///     // Another thread was faster.
+    ///     // Another thread took it first.
     ///     Err(error) if error.kind() == uverbs::ErrorKind::WouldBlock => {}
     ///     Err(error) => return Err(error.into()),
     /// }

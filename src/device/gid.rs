@@ -1,11 +1,11 @@
-//! A port's GID table, and which entry to use.
+//! A port's GID table, and the choice of an entry.
 
 use std::fmt;
 
 use super::address::{Gid, GidKind, LinkLayer};
 use crate::error::{Error, ErrorKind, Result};
 
-/// One entry of a port's GID table that is not empty.
+/// A filled entry of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GidEntry {
     /// Port, from 1.
@@ -14,18 +14,18 @@ pub struct GidEntry {
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// Which headers packets with it have.
+    /// The kind of the GID, which decides the packet headers.
     pub kind: GidKind,
-    /// Interface index of the network device it belongs to, 0 where there is none.
+    /// Interface index of its network device; 0 if there is none.
     pub interface: u32,
 }
 
-/// A GID and why it was chosen.
+/// A chosen GID and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GidChoice {
     /// The entry.
     pub entry: GidEntry,
-    /// Why this one.
+    /// Why it was chosen.
     pub reason: GidReason,
 }
 
@@ -62,8 +62,8 @@ impl fmt::Display for GidReason {
     }
 }
 
-/// Chooses an entry of `table` for a port of kind `link`: the most widely routable, the lowest
-/// index among equals.
+/// Chooses an entry of `table` for a port with link layer `link`: the most widely routable one, and
+/// the lowest index among equals.
 ///
 /// # Errors
 /// `NotFound` if the table is empty, with the cure.

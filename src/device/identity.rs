@@ -1,7 +1,7 @@
-//! How the objects of a context are named: by context, event id and kernel handle.
+//! Common methods of a context's objects: context, event id and kernel handle.
 
-/// The methods by which handles of objects with events say what they are. `$object` is the field
-/// with the object: its context, its registration for events, and the kernel's handle.
+/// Defines these methods for objects with events. `$object` is the field with `context`, `events`
+/// and `handle`.
 macro_rules! identity_methods {
     ($object:tt) => {
         /// The context it belongs to.

@@ -1,5 +1,4 @@
-//! Opening a device by a file descriptor that another process opened, and taking over what was made
-//! on it.
+//! Importing the user context of another process, by its file descriptor.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -19,15 +18,15 @@ const VERB: &str = "import_device";
 
 impl Context {
     /// Imports a user context of another process (ibv_import_device): `fd` is its open device node,
-    /// sent over a Unix socket. Both processes may use each other's objects by number. The context
-    /// ends when the last descriptor is closed.
+    /// sent over a Unix socket. Both processes may use each other's objects by kernel handle. The
+    /// context is closed with the last descriptor.
     ///
-    /// Asynchronous events of objects made here arrive here.
+    /// This process gets the asynchronous events of objects that it makes.
     ///
     /// # Errors
-    /// `NotFound` for a descriptor that is not an RDMA device's; EINVAL if its owner never made a
-    /// context; `Unsupported` on kernels before 5.9, and where doorbell pages are fixed when a
-    /// device is opened (kernels before 5.7): two processes would ring the same ones.
+    /// `NotFound` for a descriptor that is not of an RDMA device; EINVAL if its owner never made a
+    /// context; `Unsupported` on kernels before 5.9, and if the context has doorbell pages from the
+    /// open (kernels before 5.7), because two processes would ring the same ones.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Self> {
         let file = File::from(fd);

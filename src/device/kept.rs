@@ -9,28 +9,28 @@ use std::sync::atomic::{Ordering, fence};
 use super::context::Context;
 use crate::host::fork::Lock;
 
-/// Something that is released some time after its owner was dropped.
+/// A resource that is released some time after its owner was dropped.
 pub(crate) trait Deferred: fmt::Debug + Send {
-    /// Whether it can be given back now.
+    /// Whether it can be released now.
     fn is_ready(&self) -> bool;
-    /// Gives it back.
+    /// Releases it.
     fn release(self: Box<Self>);
 }
 
-/// Blocks that outlive their users and are used again, and releases that wait until they are safe
-/// to do.
+/// Blocks of memory that outlive their users and are reused, and releases that wait until they are
+/// safe.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     blocks: Lock<HashMap<(TypeId, usize), Blocks>>,
     deferred: Lock<Releases>,
 }
 
-/// Releases that wait.
+/// Waiting releases.
 #[derive(Debug, Default)]
 struct Releases {
     waiting: Vec<Box<dyn Deferred>>,
-    /// Calls of [`Kept::release_some`] that do nothing before the next search: as many as the last
-    /// search found waiting, so that a call costs a constant number of checks on average.
+    /// Calls of [`Kept::release_some`] to skip before the next search: as many as the last search
+    /// left waiting, so that a call makes a constant number of checks on average.
     until_search: usize,
 }
 
@@ -46,16 +46,16 @@ impl Releases {
 
 type Block = Arc<dyn Any + Send + Sync>;
 
-/// Blocks of a type and size.
+/// Blocks of one type and size.
 #[derive(Debug, Default)]
 struct Blocks {
     all: Vec<Block>,
     /// Indices of the blocks that the last search found unused and that are still unused.
     unused: Vec<usize>,
-    /// Blocks to be handed out before the next search: as many as the last search found in use, so
-    /// that a block costs a constant number of checks on average, however many there are.
+    /// Blocks to hand out before the next search: as many as the last search found in use, so that
+    /// handing out a block makes a constant number of checks on average.
     until_search: usize,
-    /// How many blocks were checked.
+    /// Number of blocks checked so far.
     #[cfg(test)]
     checks: usize,
 }
@@ -82,8 +82,8 @@ impl Blocks {
 }
 
 impl Kept {
-    /// A block of this size for which `is_unused` holds and that has no user, else a new one.
-    /// `None` in a forked child that finds the list locked.
+    /// A block of this size that has no user and for which `is_unused` holds, or a new one. `None`
+    /// in a forked child if the list was locked at the fork.
     pub(crate) fn block<T: Send + Sync + 'static>(
         &self,
         size: usize,
@@ -105,18 +105,18 @@ impl Kept {
         Some(block)
     }
 
-    /// Releases `last` in a search that finds it ready.
+    /// Releases `last` when a search finds it ready.
     pub(crate) fn defer(&self, last: impl Deferred + 'static) {
         match self.deferred.lock() {
             Some(mut deferred) => deferred.waiting.push(Box::new(last)),
-            // A forked child found the list locked: what it holds is the parent's.
+            // In a forked child the list may stay locked for ever; the resource is the parent's.
             None => std::mem::forget(last),
         }
         self.release_some();
     }
 
-    /// As [`release_ready`](Self::release_ready), but it skips calls if many releases wait. For
-    /// calls that are made for each of many queues.
+    /// As [`release_ready`](Self::release_ready), but skips some calls if many releases wait: for
+    /// callers with many queues.
     fn release_some(&self) {
         self.release(|deferred| {
             let left_out = deferred.until_search > 0;
@@ -125,8 +125,8 @@ impl Kept {
         });
     }
 
-    /// Releases what is ready. Does nothing in a forked child, where a queue's own locks could be
-    /// held for ever.
+    /// Does all ready releases. Does nothing in a forked child, where a queue's locks could be held
+    /// for ever.
     pub(crate) fn release_ready(&self) {
         self.release(Releases::search);
     }
@@ -140,12 +140,12 @@ impl Kept {
     }
 }
 
-/// Does the ready releases when it is dropped: the last field of objects that releases wait for.
+/// Does the ready releases when dropped: the last field of objects that releases wait for.
 #[derive(Debug)]
 pub(crate) struct ReleaseOnDrop(pub(crate) Context);
 
-/// As [`ReleaseOnDrop`], for kinds of objects of which there may be many: it skips some drops if
-/// many releases wait.
+/// As [`ReleaseOnDrop`], for objects of which there may be many: skips some drops if many releases
+/// wait.
 #[derive(Debug)]
 pub(crate) struct ReleaseSomeOnDrop(pub(crate) Context);
 

@@ -1,17 +1,17 @@
-//! The two layers as types: queues, handles and builders of one cannot be used with those of the
-//! other.
+//! The two layers as types, so that the compiler refuses to mix queues, handles and builders of
+//! different layers.
 
 mod sealed {
     use std::fmt::Debug;
 
     pub trait Sealed {
-        /// Whether completions lead to slots.
+        /// Whether requests take slots.
         const TAKES_SLOTS: bool;
         /// An `S` on the safe layer, nothing on the raw one.
         type IfSafe<S: Debug>: Debug;
         /// Creates a value that only the safe layer needs.
         fn if_safe<S: Debug>(make: impl FnOnce() -> S) -> Self::IfSafe<S>;
-        /// The `S`, on the safe layer.
+        /// The `S` on the safe layer, `None` on the raw one.
         fn get<S: Debug>(state: &mut Self::IfSafe<S>) -> Option<&mut S>;
     }
 }

@@ -1,4 +1,4 @@
-//! Every limit of a device by the name that libibverbs' structures give it.
+//! All limits of a device, with their names in libibverbs' structures.
 
 use super::context::Context;
 use crate::error::Result;
@@ -11,11 +11,11 @@ pub enum Limit {
     Number(u64),
     /// Names of the flags that are set.
     Flags(Vec<String>),
-    /// A mask of bits or a word.
+    /// A bit mask or a word.
     Text(String),
 }
 
-/// A list of limits that is being made.
+/// The list of limits under construction.
 struct Limits(Vec<(&'static str, Limit)>);
 
 macro_rules! numbers {
@@ -42,9 +42,9 @@ impl Limits {
 }
 
 impl Context {
-    /// Every limit of the device by its name in `struct ibv_device_attr_ex` and
-    /// `struct mlx5dv_context`, in the order of `ibv_devinfo -v`: for display and for comparison.
-    /// Programs that decide by a limit ask [`DeviceAttributes`](crate::DeviceAttributes).
+    /// All limits of the device, with their names in `struct ibv_device_attr_ex` and `struct
+    /// mlx5dv_context`, in the order of `ibv_devinfo -v`: for display and comparison. Programs that
+    /// act on a limit use [`DeviceAttributes`](crate::DeviceAttributes).
     ///
     /// # Errors
     /// Errors of the query.

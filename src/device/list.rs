@@ -1,4 +1,4 @@
-//! The devices of this machine, and how one of them is chosen.
+//! The devices of this machine, and the choice of one.
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +18,7 @@ const SOFT: &str = if cfg!(feature = "soft") { "; the software device is called 
 /// Hardware or software.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
-    /// The kernel's character device, with hardware (or what the kernel takes for it) behind it.
+    /// A device of the kernel: hardware, or a virtual device that the kernel drives as hardware.
     Kernel,
     /// The software ConnectX inside this process.
     Software,
@@ -60,20 +60,19 @@ enum Source {
     Soft(channel::SoftSource),
 }
 
-/// All RDMA devices that the kernel announces, whatever their driver, in the order of their
-/// numbers.
+/// All RDMA devices of the kernel, whatever their driver, in the order of their numbers.
 ///
-/// The software device is never among them: a program asks for it by name.
+/// The software device is never among them: it is opened by name.
 ///
 /// # Errors
-/// Where the process or the machine lacks file descriptors or memory.
+/// Lack of file descriptors or memory.
 #[doc(alias = "ibv_get_device_list")]
 #[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     devices_below(&Roots::system())
 }
 
-/// As [`devices`], with sysfs and the device nodes below other roots.
+/// As [`devices`], with other root directories for sysfs and the device nodes.
 ///
 /// # Errors
 /// As [`devices`].
@@ -108,15 +107,14 @@ pub fn device(name: &str) -> Result<Device> {
     Err(Error::new("open_device", ErrorKind::NotFound, cause))
 }
 
-/// Opens the device that the environment variable `UVERBS_DEVICE` names, else the first kernel
-/// device that can be opened.
+/// Opens the device that the environment variable `UVERBS_DEVICE` names or, if it is not set, the
+/// first kernel device that can be opened.
 ///
-/// It never falls back to the software device: that one is opened by name or by
+/// It never falls back to the software device, which is opened only by name or by
 /// `UVERBS_DEVICE=soft`.
 ///
 /// # Errors
-/// `NotFound` where no device can be opened, with the reason for each one that exists; as
-/// [`devices`].
+/// `NotFound` if no device can be opened, with the reason for each existing one; as [`devices`].
 pub fn open_default() -> Result<Context> {
     if let Ok(name) = std::env::var(DEVICE_VARIABLE) {
         if !name.is_empty() {
@@ -133,7 +131,7 @@ pub fn open_default() -> Result<Context> {
     Err(none_opened(refused))
 }
 
-/// One error of all devices that could not be opened, with one cure: the first one's.
+/// Joins the errors of all devices into one, with the first cure.
 fn none_opened(refused: Vec<Error>) -> Error {
     let cures = refused.iter().map(Error::cure).find(|cure| !cure.is_empty());
     let cure = cures.unwrap_or("load the driver (modprobe mlx5_ib)");
@@ -160,14 +158,14 @@ fn software() -> Result<Device> {
 }
 
 impl Device {
-    /// A device that runs on the given software device rather than on the process's shared one. A
-    /// program that goes on to control it, to remove it or to make it fail, passes a clone.
+    /// A device on the given software device instead of the process's shared one. Pass a clone to
+    /// keep control of it, for example to remove it or to inject faults.
     #[cfg(feature = "soft")]
     pub fn from_soft(soft: uverbs_soft::chardev::SoftDevice) -> Self {
         Self::from_shared_soft(Arc::new(soft))
     }
 
-    /// As [`Device::from_soft`], for a program that has it in an `Arc` already.
+    /// As [`Device::from_soft`], for a software device in an `Arc`.
     #[cfg(feature = "soft")]
     pub fn from_shared_soft(soft: Arc<uverbs_soft::chardev::SoftDevice>) -> Self {
         Self(Source::Soft(channel::SoftSource::new(soft)))
@@ -215,7 +213,7 @@ impl Device {
         }
     }
 
-    /// The GUID of the device, as sysfs has it.
+    /// The GUID of the device, from sysfs.
     pub(crate) fn node_guid(&self) -> Result<Option<u64>> {
         match &self.0 {
             Source::Kernel(entry) => channel::node_guid(entry),
@@ -233,7 +231,7 @@ impl Device {
         }
     }
 
-    /// Version of the driver's ABI that sysfs announces.
+    /// Version of the driver's ABI, from sysfs.
     pub fn abi_version(&self) -> Option<u32> {
         match &self.0 {
             Source::Kernel(entry) => entry.abi_version,
@@ -242,7 +240,7 @@ impl Device {
         }
     }
 
-    /// Says why [`Device::open`] would fail, without opening anything.
+    /// Checks whether [`Device::open`] can succeed, without opening the device.
     ///
     /// # Errors
     /// `NotMlx5`, `NotFound` (no node), `Permission`, each with its cure.

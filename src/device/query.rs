@@ -15,7 +15,7 @@ use super::gid::{self, GidChoice, GidEntry};
 use crate::error::{Error, ErrorKind, Result};
 
 impl Context {
-    /// Attributes of the device, asked once per context.
+    /// Attributes of the device, queried once per context.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -30,7 +30,7 @@ impl Context {
         Ok(cell.get_or_init(|| asked))
     }
 
-    /// Extended attributes, and mlx5's. An older kernel knows only the plain ones.
+    /// Queries the extended attributes and mlx5's; on older kernels only the basic ones.
     fn query_device(&self) -> Result<DeviceAttributes> {
         const VERB: &str = "query_device";
         let completion_vectors = self.inner().completion_vectors;
@@ -46,7 +46,7 @@ impl Context {
         }
     }
 
-    /// Attributes of port `port` (from 1) as they are now.
+    /// The current attributes of port `port` (from 1).
     ///
     /// # Errors
     /// `InvalidInput` for a port that does not exist; errors of the kernel.
@@ -89,7 +89,7 @@ impl Context {
     fn query_gid_table(&self) -> Result<Vec<GidEntry>> {
         const VERB: &str = "query_gid_table";
         let mut length = 0u64;
-        // An attribute carries at most 65535 bytes.
+        // An ioctl attribute has at most 65535 bytes.
         let capacity = self.gid_capacity()?.clamp(1, 65535 / size_of::<KernelGid>());
         let mut entries = vec![KernelGid::default(); capacity];
         let mut request = self.commands().request::<query_gid_table::Call>();
@@ -103,8 +103,8 @@ impl Context {
         Ok(entries.iter().take(length as usize).map(gid_entry).collect())
     }
 
-    /// Entries of all ports' GID tables, full or empty, asked once per context: the kernel fixes
-    /// the number when a device is registered (`gid_tbl_len` of `ib_port_immutable`).
+    /// Entries of all ports' GID tables, empty ones included. Queried once per context: the kernel
+    /// fixes the number when a device is registered (`gid_tbl_len` of `ib_port_immutable`).
     fn gid_capacity(&self) -> Result<usize> {
         let cell = &self.inner().gid_capacity;
         if let Some(known) = cell.get() {
@@ -147,10 +147,11 @@ impl Context {
         }
     }
 
-    /// Chooses a GID of `port`: the one with index `index` if given, else the most widely routable.
+    /// Chooses a GID of `port`: the one at `index`, or the most widely routable one if that is
+    /// `None`.
     ///
     /// # Errors
-    /// `NotFound` with what is there, or with the cure where nothing is.
+    /// `NotFound`, with the filled indices, or with the cure if the table is empty.
     pub fn choose_gid(&self, port: u8, index: Option<u32>) -> Result<GidChoice> {
         match index {
             Some(index) => gid::choose_index(&self.gid_table(port)?, index),
@@ -158,15 +159,15 @@ impl Context {
         }
     }
 
-    /// The most widely routable GID of `port`, whose link layer is known.
+    /// The most widely routable GID of `port`, which has the link layer `link`.
     pub(crate) fn best_gid(&self, port: u8, link: LinkLayer) -> Result<GidChoice> {
         gid::choose(link, &self.gid_table(port)?)
     }
 
-    /// Entry `index` of the partition table of `port`. The kernel has it only in sysfs.
+    /// The P_Key at `index` of the partition table of `port`. The kernel shows it only in sysfs.
     ///
     /// # Errors
-    /// `NotFound` where there is no such entry.
+    /// `NotFound` if there is no such entry.
     #[doc(alias = "ibv_query_pkey")]
     #[doc(alias = "ibv_get_pkey_index")]
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
@@ -178,19 +179,19 @@ impl Context {
             .map_err(|_| Error::invalid(VERB, format!("sysfs says {text:?}, which is not a P_Key")))
     }
 
-    /// A counter of a port that the driver shows in sysfs (`hw_counters`). For example,
-    /// `out_of_buffer` counts messages and frames of all programs for which no receive was posted.
-    /// The driver may repeat a value for 10 ms.
+    /// A port counter that the driver shows in sysfs (`hw_counters`). For example, `out_of_buffer`
+    /// counts messages and frames, of all programs, for which no receive was posted. The driver may
+    /// return the same value for 10 ms.
     ///
     /// ```no_run
     /// let context = uverbs::open_default()?;
-    /// println!("{} were lost for want of receives", context.hw_counter(1, "out_of_buffer")?);
+    /// println!("{} found no posted receive", context.hw_counter(1, "out_of_buffer")?);
     /// # Ok::<(), uverbs::Error>(())
     /// ```
     ///
     /// # Errors
-    /// `InvalidInput` for a port that the device lacks, or a name that is not a file's; `NotFound`
-    /// if the driver shows no such counter.
+    /// `InvalidInput` for a port that does not exist, or a name with other characters than letters,
+    /// digits and `_`; `NotFound` if the driver has no such counter.
     pub fn hw_counter(&self, port: u8, name: &str) -> Result<u64> {
         const VERB: &str = "hw_counter";
         self.require_port(VERB, port)?;
@@ -203,20 +204,20 @@ impl Context {
         text.trim().parse().map_err(|_| Error::invalid(VERB, format!("{path} says {text:?}")))
     }
 
-    /// Whether the machine combines writes to the device's doorbell pages: then short requests go
-    /// to the device by one copy of the request (BlueFlame). Elsewhere, as in many virtual
-    /// machines, queues ring a doorbell, and the device fetches the request.
+    /// Whether the machine combines writes to the device's doorbell pages. If so, queues write
+    /// short requests directly to the device (BlueFlame). Otherwise, as in many virtual machines,
+    /// they ring a doorbell, and the device fetches the request.
     ///
     /// # Errors
-    /// Errors of the kernel, which is asked for such a page.
+    /// Errors of allocating such a page.
     pub fn combines_writes(&self) -> Result<bool> {
         self.inner().uars.combines_writes()
     }
 
-    /// The NUMA node that the device is attached to, where the kernel knows one.
+    /// The NUMA node that the device is attached to, if the kernel knows it.
     pub fn numa_node(&self) -> Option<u32> {
         let text = self.commands().channel().attribute("device/numa_node").ok()?;
-        // -1 where there is none.
+        // The file has -1 if there is none, which does not parse.
         text.trim().parse().ok()
     }
 
