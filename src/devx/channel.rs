@@ -1,4 +1,4 @@
-//! Files that answers of queries, and events of the firmware, are read from.
+//! Files for reading answers of queries and events of the firmware.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -13,18 +13,18 @@ use crate::error::{Error, Result};
 use crate::host::events::ended;
 use crate::host::system;
 
-/// Bytes in front of an answer (the number of its query) and of an event (the cookie).
+/// Bytes before an answer (the number of its query) and before an event (the cookie).
 const PREFIX: usize = size_of::<u64>();
 /// Bytes of an event queue's entry.
 const EVENT: usize = 64;
 
-/// The answers of queries that [`query_async`](super::DevxObject::query_async) began.
+/// Delivers the answers of [`query_async`](super::DevxObject::query_async).
 #[derive(Debug)]
 pub struct CommandChannel {
     file: OwnedFd,
 }
 
-/// Events of the firmware that were subscribed to.
+/// Delivers subscribed events of the firmware.
 #[derive(Debug)]
 pub struct EventChannel {
     file: OwnedFd,
@@ -71,13 +71,14 @@ impl CommandChannel {
         self.file.as_raw_fd()
     }
 
-    /// Reads one answer: the number of the query in eight bytes, and the firmware's answer behind
-    /// it. Waits for one, unless the file is non-blocking. Returns the length in bytes.
+    /// Reads one answer: the number of the query in eight bytes, then the firmware's answer. Waits
+    /// for one, unless the file is non-blocking. Returns the length in bytes.
     ///
     /// # Errors
-    /// ENOSPC if `into` is too small for the answer, which stays in the channel. A software device
-    /// says so only of less than eight bytes: of a longer answer it gives what fits. The rest is
-    /// lost, or the next read gives it, if number and answer have more than 4,096 bytes.
+    /// ENOSPC if `into` is too small for the answer, which stays in the channel. The software
+    /// device returns ENOSPC only for less than eight bytes; otherwise it truncates the answer to
+    /// `into`. The rest is lost or, if number and answer have more than 4,096 bytes, returned by
+    /// the next read.
     #[doc(alias = "mlx5dv_devx_get_async_cmd_comp")]
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
         const VERB: &str = "devx_get_async_cmd_comp";
@@ -89,8 +90,8 @@ impl CommandChannel {
 }
 
 impl EventChannel {
-    /// Asks for events of these types, of `object` or, without one, of the device. Each brings
-    /// `cookie`.
+    /// Subscribes to events of these types, of `object` or, without one, of the device. Each event
+    /// carries `cookie`.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -134,13 +135,13 @@ impl EventChannel {
         self.context.commands().send(VERB, &mut request)
     }
 
-    /// Reads one event: its cookie in eight bytes, and the event queue's entry behind it, unless
-    /// the channel omits it. Waits for one, unless the file is non-blocking. Returns the length in
+    /// Reads one event: its cookie in eight bytes, then the entry of the event queue, unless the
+    /// channel omits it. Waits for one, unless the file is non-blocking. Returns the length in
     /// bytes.
     ///
     /// # Errors
     /// EINVAL if `into` is too small for an event; `EOVERFLOW` once after events were lost;
-    /// `DeviceGone` (EIO) once the device is gone.
+    /// `DeviceGone` (EIO) after the device was removed.
     #[doc(alias = "mlx5dv_devx_get_event")]
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
         const VERB: &str = "devx_get_event";
@@ -163,9 +164,9 @@ impl AsFd for EventChannel {
     }
 }
 
-/// Refuses a descriptor that is not open, and a file that is not an eventfd if /proc says so. Linux
-/// 6.12 follows a null pointer for either: `MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT` of hw/mlx5/devx.c
-/// then releases `event_sub->ev_file`, which it has not set yet.
+/// Refuses a closed descriptor, and a file that /proc does not show as an eventfd. For either,
+/// Linux 6.12 dereferences a null pointer: `MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT` of hw/mlx5/devx.c
+/// releases `event_sub->ev_file` before it is set.
 fn check_eventfd(verb: &'static str, file: BorrowedFd<'_>) -> Result<()> {
     fcntl(file, FcntlArg::F_GETFD).map_err(|errno| Error::os(verb, errno))?;
     match std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {

@@ -1,8 +1,8 @@
-//! DEVX: firmware commands that a program sends, and the objects that belong to them.
+//! DEVX: firmware commands of the program, and the objects that they use.
 //!
-//! Commands are the firmware's: big-endian mailboxes with the opcode in front, as the PRM and
-//! `include/linux/mlx5/mlx5_ifc.h` lay them out. The kernel enters the context's user id and passes
-//! them on; it builds the command that destroys an object by itself. The facts are those of
+//! Commands are big-endian mailboxes that begin with the opcode, in the layout of the PRM and
+//! `include/linux/mlx5/mlx5_ifc.h`. The kernel adds the context's user id and passes them on; it
+//! makes the command that destroys an object itself. The facts are from
 //! drivers/infiniband/hw/mlx5/{devx,main,qos}.c.
 
 mod channel;
@@ -29,11 +29,11 @@ use uverbs_uapi::request::TooLong;
 use crate::device::context::Context;
 use crate::error::{Error, Result};
 
-/// Offsets of the firmware's status and syndrome in an answer.
+/// Byte offsets of the firmware's status and syndrome in an answer.
 const STATUS: usize = 0;
 const SYNDROME: std::ops::Range<usize> = 4..8;
 
-/// What a command is about.
+/// The object of a command.
 enum Subject<M> {
     None,
     Object(Attr<M, kind::Handle>, u32),
@@ -51,23 +51,23 @@ impl Devx {
         Self { context: context.clone() }
     }
 
-    /// The context that commands go through.
+    /// The context of the commands.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Runs a command that makes no object and belongs to none.
+    /// Runs a command that does not create, query or modify an object.
     ///
     /// # Errors
     /// EREMOTEIO if the firmware refuses the command: `answer` has its status and syndrome. After
-    /// other errors of the kernel nothing was sent.
+    /// other errors of the kernel the command was not sent.
     #[doc(alias = "mlx5dv_devx_general_cmd")]
     pub fn command(&self, command: &[u8], answer: &mut [u8]) -> Result<()> {
         let (input, output) = ((other::CMD_IN, command), (other::CMD_OUT, answer));
         self.run("devx_general_cmd", Subject::None, input, output).map(drop)
     }
 
-    /// The number of the event queue that a completion vector reports to.
+    /// The number of a completion vector's event queue.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -81,8 +81,8 @@ impl Devx {
         Ok(number)
     }
 
-    /// Runs a query of the object with this handle: one of DEVX, or a completion queue, queue pair,
-    /// shared receive queue, work queue or indirection table, whose number the command names.
+    /// Runs a query of the object with this handle: a DEVX object, or a completion queue, queue
+    /// pair, shared receive queue, work queue or indirection table. The command has its number.
     ///
     /// # Errors
     /// As [`Devx::command`].
@@ -93,7 +93,8 @@ impl Devx {
         self.run("devx_obj_query", subject, (CMD_IN, command), (CMD_OUT, answer)).map(drop)
     }
 
-    /// Runs a command that changes the object with this handle: one of those of [`Devx::query`].
+    /// Runs a command that modifies the object with this handle, which may be any that
+    /// [`Devx::query`] accepts.
     ///
     /// # Errors
     /// As [`Devx::command`].
@@ -104,7 +105,7 @@ impl Devx {
         self.run("devx_obj_modify", subject, (CMD_IN, command), (CMD_OUT, answer)).map(drop)
     }
 
-    /// Runs a command and returns the handle of the object that it has made, if any. If the
+    /// Runs a command. Returns the handle of the object that it has created, if any. If the
     /// firmware refuses, the error has the status and syndrome of its answer.
     fn run<M: Method>(
         &self,
@@ -136,7 +137,7 @@ fn too_long(verb: &'static str, error: &TooLong) -> Error {
     Error::invalid(verb, error.to_string())
 }
 
-/// Only EREMOTEIO means that the firmware has refused the command; the answer says why.
+/// Only EREMOTEIO means that the firmware has refused the command; then the answer has the reason.
 fn explain(error: Error, answer: &[u8]) -> Error {
     if error.errno() != Errno::EREMOTEIO as i32 {
         return error;

@@ -1,4 +1,4 @@
-//! Firmware objects that a program's commands created.
+//! Firmware objects that a program's commands create.
 
 use uverbs_uapi::mlx5::object::devx_obj::{async_query, create, destroy};
 
@@ -8,7 +8,7 @@ use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
 use crate::host::lifetime::{Kind, Object, object_kind};
 
-/// A firmware object. Its drop destroys it.
+/// A firmware object. Dropping it destroys it.
 #[derive(Debug)]
 pub struct DevxObject {
     object: Object<Context>,
@@ -17,7 +17,7 @@ pub struct DevxObject {
 const KIND: Kind = object_kind!("devx_obj_destroy", "firmware object", destroy::HANDLE);
 
 impl Devx {
-    /// Runs a command that makes an object.
+    /// Runs a command that creates an object.
     ///
     /// # Errors
     /// As [`Devx::command`].
@@ -41,7 +41,7 @@ impl DevxObject {
         &self.object.parent
     }
 
-    /// Runs a query of it.
+    /// Runs a command that queries it.
     ///
     /// # Errors
     /// As [`Devx::command`].
@@ -50,7 +50,7 @@ impl DevxObject {
         Devx::of(self.context()).query(self.kernel_handle(), command, answer)
     }
 
-    /// Runs a command that changes it.
+    /// Runs a command that modifies it.
     ///
     /// # Errors
     /// As [`Devx::command`].
@@ -59,7 +59,7 @@ impl DevxObject {
         Devx::of(self.context()).modify(self.kernel_handle(), command, answer)
     }
 
-    /// Begins a query of it. The answer of `length` bytes comes through `channel`, behind `wr_id`.
+    /// Starts a query of it. `channel` delivers `wr_id` and the answer of `length` bytes.
     ///
     /// # Errors
     /// `WouldBlock` while too many answers are unread; other errors of the kernel.

@@ -1,4 +1,4 @@
-//! Entries of the device's table of rates, for send queues that a program's commands create.
+//! Entries of the device's rate table, for send queues that a program's commands create.
 
 use uverbs_uapi::mlx5::object::pp::{alloc, destroy};
 
@@ -7,7 +7,7 @@ use crate::device::context::Context;
 use crate::error::Result;
 use crate::host::lifetime::{Kind, Object, object_kind};
 
-/// An entry of the table of rates. Its drop frees it.
+/// An entry of the rate table. Dropping it frees it.
 #[derive(Debug)]
 pub struct PacingEntry {
     #[allow(dead_code, reason = "for its drop")]
@@ -19,10 +19,10 @@ const KIND: Kind = object_kind!("pp_free", "packet pacing entry", destroy::HANDL
 
 impl Devx {
     /// Allocates an entry with these parameters (`set_pp_rate_limit_context` of the PRM). Equal
-    /// ones share an entry, unless a dedicated one is asked for.
+    /// parameters share an entry, unless `flags` requests a dedicated one.
     ///
     /// # Errors
-    /// `Unsupported` where the device has no packet pacing for DEVX; ENOSPC if the table is full;
+    /// `Unsupported` if the device has no packet pacing for DEVX; ENOSPC if the table is full;
     /// other errors of the kernel.
     #[doc(alias = "mlx5dv_pp_alloc")]
     pub fn alloc_pacing(&self, parameters: &[u8], flags: PpAllocFlags) -> Result<PacingEntry> {
@@ -39,7 +39,7 @@ impl Devx {
 }
 
 impl PacingEntry {
-    /// The index by which send queues name it.
+    /// Its index, for send queues.
     pub fn index(&self) -> u16 {
         self.index
     }

@@ -8,15 +8,15 @@ use crate::device::context::Context;
 use crate::error::{Error, Result};
 use crate::mlx5::uar::Page;
 
-/// How a page of registers is mapped.
+/// The mapping of a page of registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UarKind {
-    /// Write-combined: for doorbells, and for copies of WQEs (BlueFlame).
+    /// Write-combined: for doorbells and for copies of WQEs (BlueFlame).
     BlueFlame,
     /// Not cached: for doorbells of eight bytes.
     NonCached,
-    /// The non-cached page that every context has. Other queues of the context ring there, too.
+    /// The non-cached page of the context, which its completion queues also use.
     SharedNonCached,
 }
 
@@ -36,8 +36,8 @@ impl Devx {
     /// Allocates a page.
     ///
     /// # Errors
-    /// `Unsupported` for BlueFlame where the machine has no write combining, and on kernels before
-    /// 5.7, which give pages at open only; other errors of the kernel.
+    /// `Unsupported` for BlueFlame on a machine without write combining, and on kernels before 5.7,
+    /// which assign pages only at open; other errors of the kernel.
     #[doc(alias = "mlx5dv_devx_alloc_uar")]
     pub fn alloc_uar(&self, kind: UarKind) -> Result<DevxUar> {
         const VERB: &str = "devx_alloc_uar";
@@ -73,12 +73,12 @@ impl DevxUar {
         self.base().wrapping_add(BLUEFLAME_OFFSET)
     }
 
-    /// The number by which commands name the page.
+    /// The page's number in commands.
     pub fn id(&self) -> u32 {
         self.page().id()
     }
 
-    /// The offset at which `mmap(2)` of the open device maps it.
+    /// Its offset for `mmap(2)` of the open device.
     pub fn mmap_offset(&self) -> u64 {
         self.page().offset()
     }

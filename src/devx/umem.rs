@@ -1,4 +1,4 @@
-//! Memory that firmware objects use: the rings and doorbell records of queues, most of all.
+//! Memory of firmware objects, such as rings and doorbell records of queues.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -10,26 +10,26 @@ use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
 use crate::host::lifetime::{Kind, Object, object_kind};
 
-/// The page sizes where none are given: from the adapter's smallest page on.
+/// All page sizes from the adapter's smallest (4096 bytes) on.
 const ANY_PAGE: u64 = !0xfff;
 
-/// What is registered, and how.
+/// Options of a registration.
 #[derive(Debug, Clone, Copy)]
 pub struct UmemOptions<'a> {
     /// Address of its first byte.
     pub start: u64,
     /// Its length in bytes.
     pub length: usize,
-    /// What the device may do with it.
+    /// Access rights of the device.
     pub access: AccessFlags,
-    /// The page sizes that the device may use, as a mask; `None` for any. Older kernels refuse a
-    /// mask.
+    /// Mask of the page sizes in bytes that the device may use; `None` for any. Older kernels
+    /// refuse a mask.
     pub page_sizes: Option<u64>,
-    /// The memory is part of this dma-buf, in which `start` is an offset.
+    /// A dma-buf to register a part of; `start` is then a byte offset in it.
     pub dma_buf: Option<BorrowedFd<'a>>,
 }
 
-/// Registered memory. Its drop releases it.
+/// Registered memory. Dropping it releases it.
 #[derive(Debug)]
 pub struct Umem {
     object: Object<Context>,
@@ -42,7 +42,7 @@ impl Devx {
     /// Registers memory.
     ///
     /// # Errors
-    /// ENOMEM, with the memlock limit where that is the likely reason; other errors of the kernel.
+    /// ENOMEM, with the memlock limit if that is the likely reason; other errors of the kernel.
     #[doc(alias = "mlx5dv_devx_umem_reg")]
     #[doc(alias = "mlx5dv_devx_umem_reg_ex")]
     pub fn register_umem(&self, options: &UmemOptions<'_>) -> Result<Umem> {
@@ -67,7 +67,7 @@ impl Devx {
 }
 
 impl Umem {
-    /// The number by which commands name it.
+    /// Its number in commands.
     pub fn id(&self) -> u32 {
         self.id
     }

@@ -7,7 +7,7 @@ use crate::device::context::Context;
 use crate::error::Result;
 use crate::host::lifetime::{Kind, Object, object_kind};
 
-/// A doorbell page of a VirtIO queue. Its drop frees it.
+/// A doorbell page of a VirtIO queue. Dropping it frees it.
 #[derive(Debug)]
 pub struct VirtioDoorbell {
     #[allow(dead_code, reason = "for its drop")]
@@ -23,7 +23,7 @@ impl Devx {
     /// Allocates a page.
     ///
     /// # Errors
-    /// `Unsupported` where the device emulates no VirtIO queues; other errors of the kernel.
+    /// `Unsupported` if the device does not emulate VirtIO queues; other errors of the kernel.
     #[doc(alias = "mlx5dv_alloc_var")]
     pub fn alloc_var(&self, flags: VarAllocFlags) -> Result<VirtioDoorbell> {
         let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
@@ -41,7 +41,7 @@ impl Devx {
 }
 
 impl VirtioDoorbell {
-    /// The number by which commands name the page.
+    /// The page's number in commands.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -51,7 +51,7 @@ impl VirtioDoorbell {
         self.length
     }
 
-    /// The offset at which `mmap(2)` of the open device maps it.
+    /// Its offset for `mmap(2)` of the open device.
     pub fn mmap_offset(&self) -> u64 {
         self.offset
     }
