@@ -1,9 +1,9 @@
-//! Checksums of whole frames, computed in software. A template needs them if it is patched, and the
-//! device computes none.
+//! Checksums of whole frames in software, for templates that are patched while the device computes
+//! no checksums.
 
-/// Computes the checksums of the IPv4 header and of the TCP or UDP packet of a frame, which begins
-/// with the destination address and may have VLAN tags. True if the packet's checksum was computed:
-/// the frame is TCP or UDP over IPv4 or IPv6, whole, no fragment, and without IPv6 extension
+/// Computes the checksums of the IPv4 header and of the TCP or UDP packet in a frame. The frame
+/// begins with the destination address and may have VLAN tags. Returns true if it has written the
+/// TCP or UDP checksum: the packet must be complete, not a fragment, and without IPv6 extension
 /// headers.
 ///
 /// ```
@@ -33,7 +33,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const IPV6_HEADER: usize = 40;
 
-/// The type behind all tags, and where the header behind it begins.
+/// The EtherType after all tags, and the offset of the header after it.
 fn network_header(frame: &[u8]) -> Option<(u16, usize)> {
     let mut at = 12;
     loop {
@@ -54,7 +54,7 @@ fn fill_ipv4(frame: &mut [u8], at: usize) -> Option<bool> {
     put(frame, at + 10, 0)?;
     let sum = !folded(words(frame.get(at..at + header)?));
     put(frame, at + 10, sum)?;
-    // A fragment has no whole packet.
+    // A fragment does not contain the whole packet.
     if number(frame, at + 6)? & 0x3fff != 0 {
         return None;
     }
@@ -88,7 +88,7 @@ fn fill_transport(
     let packet = frame.get(start..end)?;
     let sum = addresses + u64::from(protocol) + packet.len() as u64 + words(packet);
     let sum = match !folded(sum) {
-        // 0 would mean that there is none (RFC 768).
+        // 0 would mean no checksum (RFC 768).
         0 if protocol == UDP => 0xffff,
         sum => sum,
     };
@@ -105,7 +105,7 @@ fn put(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
     Some(())
 }
 
-/// The sum of 16-bit words, the last one filled up with zeros (RFC 1071).
+/// The sum of 16-bit words, the last one padded with zero (RFC 1071).
 fn words(bytes: &[u8]) -> u64 {
     let word = |pair: &[u8]| {
         u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or_default()]))

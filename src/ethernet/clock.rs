@@ -1,4 +1,4 @@
-//! Clocks as types: what the timestamps of a queue mean.
+//! Clocks as types, so that timestamps of different formats cannot be mixed.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,10 +20,10 @@ mod sealed {
 /// The clock of a queue's timestamps: [`FreeRunning`], [`RealTime`], or [`Untimed`] for none.
 pub trait Clock: sealed::Sealed + fmt::Debug + Copy + Send + Sync + 'static {}
 
-/// A clock of which each frame has a timestamp.
+/// A clock that gives each frame a timestamp.
 pub trait Timed: Clock {}
 
-/// No timestamps: the queue's completions are compressed, and most of them have none.
+/// No timestamps: the queue's completions are compressed, and most have none.
 ///
 /// ```compile_fail,E0599
 /// use uverbs::ethernet::{Frame, Untimed};
@@ -34,15 +34,15 @@ pub trait Timed: Clock {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Untimed {}
 
-/// Ticks of the device's core clock, which nothing sets. The kernel converts 41 bits of them
-/// (`MLX5_TIMER_MASK`, drivers/net/ethernet/mellanox/mlx5/core/lib/clock.c), so they come round
+/// Ticks of the device's core clock, which is never adjusted. The kernel converts 41 bits of them
+/// (`MLX5_TIMER_MASK`, drivers/net/ethernet/mellanox/mlx5/core/lib/clock.c), so they wrap around
 /// after 36 minutes at 1 GHz.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FreeRunning {}
 
-/// Seconds and nanoseconds of the device's PTP hardware clock: UTC, or TAI, as the program that
-/// sets the clock has it. Devices have them where `REAL_TIME_CLOCK_ENABLE` is set in the firmware's
-/// configuration; elsewhere making the queue fails.
+/// Seconds and nanoseconds of the device's PTP hardware clock: UTC or TAI, as the program that sets
+/// the clock decides. They need `REAL_TIME_CLOCK_ENABLE` in the firmware's configuration; without
+/// it making the queue fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RealTime {}
 
@@ -65,13 +65,12 @@ impl Clock for Untimed {}
 impl Timed for FreeRunning {}
 impl Timed for RealTime {}
 
-/// The timestamps to create a queue of clock `C` with.
+/// The timestamp format of clock `C`.
 pub(super) fn format<C: Clock>() -> TimestampFormat {
     C::FORMAT
 }
 
-/// How the completions of a queue of clock `C` are compressed, if `compression` is what each frame
-/// has of its own.
+/// `compression`, if clock `C` means compressed completions.
 pub(super) fn compressed<C: Clock>(compression: Compression) -> Option<Compression> {
     C::COMPRESSED.then_some(compression)
 }
@@ -92,13 +91,13 @@ pub struct Timestamp<C> {
 }
 
 impl<C> Timestamp<C> {
-    /// A timestamp that was kept as a number.
+    /// The timestamp with this device value.
     #[inline(always)]
     pub const fn from_raw(raw: u64) -> Self {
         Self { raw, clock: PhantomData }
     }
 
-    /// The device's own number.
+    /// The device's value.
     #[inline(always)]
     pub const fn raw(self) -> u64 {
         self.raw
@@ -112,7 +111,7 @@ impl<C> fmt::Debug for Timestamp<C> {
 }
 
 impl Timestamp<RealTime> {
-    /// Whole seconds since 1970.
+    /// Whole seconds since 1970 (of the clock's time scale).
     #[inline(always)]
     pub const fn seconds(self) -> u32 {
         (self.raw >> 32) as u32
@@ -124,17 +123,17 @@ impl Timestamp<RealTime> {
         (self.raw >> 32) * 1_000_000_000 + (self.raw & 0xffff_ffff)
     }
 
-    /// The time as the standard library has it.
+    /// The time as [`SystemTime`].
     pub fn time(self) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.nanoseconds())
     }
 }
 
-/// Converts [`FreeRunning`] timestamps to nanoseconds since 1970, outside the path that polls.
+/// Converts [`FreeRunning`] timestamps to nanoseconds since 1970.
 ///
-/// It works with a copy of the kernel's clock page. Take a new copy with [`UtcClock::refresh`] at
-/// least once in a [`UtcClock::period`]. A new copy may set the clock back a little;
-/// [`UtcClock::nanoseconds`] never goes back.
+/// It uses a copy of the kernel's clock page. Take a new copy with [`UtcClock::refresh`] at least
+/// once per [`UtcClock::period`]. A new copy may set the clock back a little, but
+/// [`UtcClock::nanoseconds`] never decreases.
 #[derive(Debug)]
 pub struct UtcClock {
     device: DeviceClock,
@@ -156,25 +155,25 @@ impl UtcClock {
     /// Takes a new copy of the kernel's clock page.
     ///
     /// # Errors
-    /// `Busy` if the kernel was writing at every one of very many tries; the old copy stays.
+    /// Those of [`DeviceClock::conversion`]; the old copy stays.
     pub fn refresh(&mut self) -> Result<()> {
         self.conversion = self.device.conversion()?;
         Ok(())
     }
 
-    /// The time after which a new copy is due: the kernel updates its page that often.
+    /// The interval at which the kernel updates its page.
     pub fn period(&self) -> Duration {
         self.conversion.update_period()
     }
 
-    /// Nanoseconds since 1970 at a timestamp; never less than the last call said. Right for
-    /// timestamps within half the range of the counter of the last [`UtcClock::refresh`].
+    /// Nanoseconds since 1970 at a timestamp; never less than the result of the last call. The
+    /// timestamp must be within half the counter's range of the last [`UtcClock::refresh`].
     pub fn nanoseconds(&mut self, time: Timestamp<FreeRunning>) -> u64 {
         self.last = self.last.max(self.conversion.nanoseconds(time.raw));
         self.last
     }
 
-    /// The device's clock, for calibration.
+    /// The device's clock.
     pub fn device(&self) -> &DeviceClock {
         &self.device
     }

@@ -1,4 +1,4 @@
-//! What a receive queue counts.
+//! Counters of receive queues.
 
 use uverbs_mlx5::completion_queue::FrameCounters;
 
@@ -7,30 +7,28 @@ use crate::error::{Error, Result};
 use crate::flow::FlowBuilder;
 use crate::flow::counters::{CounterPoint, Counters};
 
-/// What an [`RxQueue`](super::RxQueue) has counted since it was made. Reading costs a few loads;
-/// the counters themselves cost a poll one addition.
+/// The counters of an [`RxQueue`](super::RxQueue) since it was made. Reading them takes a few
+/// loads; maintaining them costs a poll one addition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RxCounters {
-    /// Frames polled, those that were kept and those that were rejected included.
+    /// Polled frames, including kept and rejected ones.
     pub frames: u64,
-    /// Their bytes, without check sequences.
+    /// Bytes of the polled frames, without check sequences.
     pub bytes: u64,
     /// Frames that the program gave to [`Frame::reject`](super::Frame::reject).
     pub rejected: u64,
-    /// Frames longer than a buffer: the device dropped them, the queue skipped them.
+    /// Frames longer than a buffer, which the device dropped and the queue skipped.
     pub too_long: u64,
-    /// Completions of no receive that was outstanding, or of more bytes than a buffer has: not 0
-    /// means that the device is broken, or that something else writes to the queue.
+    /// Completions of no outstanding receive, or of more bytes than a buffer has. If it is not 0,
+    /// the device is faulty, or other code writes to the queue.
     pub refused: u64,
-    /// Receives that the device has while no frame waits.
+    /// Posted receives while no frame is waiting.
     pub depth: u32,
-    /// The device has had at least this many receives at all times. It is a bound: the true number
-    /// may be up to a quarter of the depth higher. While a batch is polled its frames count as
-    /// missing.
+    /// A lower bound of the posted receives at all times; the true minimum may be up to a quarter
+    /// of the depth higher. While a batch is polled, its frames count as not posted.
     pub lowest: u32,
-    /// Times at which the device may have had no receive at all, and so have dropped frames. 0
-    /// means that it always had one. [`RxQueue::lost`](super::RxQueue::lost) says how many were
-    /// dropped.
+    /// Times at which the device may have had no posted receive, and so may have dropped frames.
+    /// [`RxQueue::lost`](super::RxQueue::lost) returns how many were dropped.
     pub exhausted: u64,
 }
 
@@ -41,7 +39,7 @@ impl RxCounters {
     }
 }
 
-/// The device's count of the frames that a queue's rules match, if it was asked for one.
+/// The device's count of the frames that a queue's rules match, if enabled.
 #[derive(Debug)]
 pub(super) struct Matches(Option<Counters>);
 
@@ -55,7 +53,7 @@ impl Matches {
         Ok(Self(Some(counters)))
     }
 
-    /// Counts what a rule matches.
+    /// Adds the counter to a rule.
     pub(super) fn count<'q>(&self, rule: FlowBuilder<'q>) -> FlowBuilder<'q> {
         match &self.0 {
             Some(counters) => rule.count(counters),

@@ -1,9 +1,9 @@
-//! Receiving and sending Ethernet frames without the kernel's network stack: for market data and
+//! Receiving and sending Ethernet frames without the kernel's network stack, for market data and
 //! orders.
 //!
-//! [`RxQueue`] is a completion queue, a receive queue and a target of steering rules in one object
-//! that one thread owns. It owns its buffers. A poll lends a [`Frame`]; dropping the frame gives
-//! its buffer back to the device, so a loop cannot run out of receives by forgetting one.
+//! [`RxQueue`] is a completion queue, a receive queue and a destination of steering rules in one
+//! object. It owns its buffers. A poll returns a borrowed [`Frame`]; dropping the frame posts its
+//! buffer again, so a loop cannot run out of receives.
 //!
 //! ```no_run
 //! use std::net::Ipv4Addr;
@@ -25,8 +25,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`TxQueue`] sends frames from [`Template`]s: a whole frame inside a work request, whose fields
-//! have names. It can be built into the ring and held back until the decision is made:
+//! [`TxQueue`] sends frames from [`Template`]s. A template is a whole frame inside a work request,
+//! with named fields. [`TxQueue::warm`] prepares the caches, and [`TxQueue::stage`] builds a frame
+//! in the ring before the decision to send it:
 //!
 //! ```no_run
 //! use uverbs::ethernet::{Field, blocks};
@@ -44,8 +45,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`crate::flow`] describes rules and their pitfalls. For full control use
-//! [`crate::qp::QueuePair`] of type [`RawPacket`](crate::qp_type::RawPacket).
+//! [`crate::flow`] describes steering rules. For full control use [`crate::qp::QueuePair`] of type
+//! [`RawPacket`](crate::qp_type::RawPacket).
 //!
 //! # Clocks
 //! The format of timestamps is part of a queue's type: [`FreeRunning`] ticks, which a
@@ -53,9 +54,8 @@
 //! completions are compressed is [`Untimed`].
 //!
 //! # Costs
-//! `docs/trading.md` says how many instructions a poll and a send take, and CI keeps them so. No
-//! path of a poll allocates, locks, makes a system call or panics; skipping a frame that was too
-//! long does not either.
+//! `docs/trading.md` has the instruction counts of a poll and a send, which CI checks. A poll never
+//! allocates, locks, makes a system call or panics, even if it skips a frame that was too long.
 
 mod checksum;
 mod clock;

@@ -1,4 +1,4 @@
-//! The queue at which frames arrive: the receive queue of a queue pair, or a work queue.
+//! The receiving queue of frames: a queue pair or a work queue.
 
 use crate::device::context::Context;
 use crate::device::layer::Raw;
@@ -11,22 +11,22 @@ use crate::qp::QueuePair;
 use crate::qp::qp_type::RawPacket;
 use crate::qp::work_queue::{WorkQueue, WqHandle};
 
-/// A queue without a send queue, to which frames come.
+/// A receiving queue, without a send queue.
 #[derive(Debug)]
 pub(super) enum Receiver {
-    /// It has its own steering rules.
+    /// Steering rules lead to it directly.
     QueuePair(Box<QueuePair<RawPacket, Raw>>),
-    /// A table leads to it.
+    /// An indirection table names it.
     WorkQueue(Box<WorkQueue<Raw>>),
 }
 
-/// Why a queue takes no rules of its own.
+/// The error of adding a rule to a queue that has a target.
 pub(super) fn has_no_rules() -> Error {
     let cause = "frames are spread to this queue by a target, which has the rules";
     Error::invalid("create_flow", cause).cure_with("use create_flow() of the RssTarget")
 }
 
-/// Why a queue of a spread does not know how many frames were meant for it.
+/// The error of reading matches of a queue that has a target.
 pub(super) fn counts_no_matches() -> Error {
     let cause = "the rules are the target's, and which queue gets what they match is its choice";
     let cure = "count with a counter set at the target's rules: FlowBuilder::count";
@@ -62,7 +62,7 @@ impl Receiver {
         }
     }
 
-    /// Destroys it in its place.
+    /// Destroys it.
     pub(super) fn end(&mut self) -> Result<()> {
         match self {
             Self::QueuePair(qp) => qp.end(),
@@ -70,7 +70,7 @@ impl Receiver {
         }
     }
 
-    /// Ends it, and frees its buffers once the device no longer uses them.
+    /// Destroys it, and frees its buffers when the device no longer uses them.
     pub(super) fn end_with(&mut self, buffers: Box<[Slot]>) {
         match self {
             Self::QueuePair(qp) => {
@@ -78,7 +78,7 @@ impl Receiver {
                 // The device may still write to them.
                 qp.context().inner().until_close.keep("frames' buffers", &error, buffers);
             }
-            // It may outlive its owner: tables keep it.
+            // A table may keep it alive.
             Self::WorkQueue(wq) => wq.handle().keep_buffers(buffers),
         }
     }

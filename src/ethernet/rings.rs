@@ -1,5 +1,5 @@
-//! The rings under the queues of frames, with the proofs that their buffers stay: rings of receives
-//! own theirs, and a ring of sends keeps all memory that its requests name.
+//! The rings of the queues of frames, with the proofs that their memory stays valid: receive rings
+//! own their buffers, and the send ring keeps all memory that its requests name.
 
 #![allow(unsafe_code)]
 
@@ -36,22 +36,22 @@ use crate::qp::striding::Striding;
 use crate::qp::work_queue::WorkQueue;
 use crate::qp::{PostError, PostFlags, QueuePair};
 
-/// A ring of receives, as waiting needs it.
+/// The methods of a receive ring that waiting needs.
 pub(super) trait RxWait {
-    /// Whether a poll would find something else than nothing.
+    /// Whether there is a completion to poll.
     fn has_something(&self) -> bool;
 
-    /// Asks for an event at the next completion.
+    /// Requests an event at the next completion.
     fn arm(&mut self);
 
-    /// Whether the queue has failed while nothing was in it.
+    /// Returns the error if the queue has failed while it was empty.
     fn check(&mut self) -> Result<()>;
 
     /// The context of the queue.
     fn context(&self) -> &Context;
 }
 
-/// Receives that one frame fills, and the queue that it completes to.
+/// A receive queue whose buffers take one frame each, and its completion queue.
 pub(super) struct RxRing {
     frames: FrameQueue,
     receiver: Receiver,
@@ -62,7 +62,7 @@ pub(super) struct RxRing {
 }
 
 impl Receiver {
-    /// Where receives are posted.
+    /// The receive queue.
     ///
     /// # Safety
     /// The queue is not exchanged with another one.
@@ -76,8 +76,8 @@ impl Receiver {
 }
 
 impl RxRing {
-    /// Posts the slots, all of `slot_bytes` bytes and of the receiver's domain. There are as many
-    /// as the queue has receives.
+    /// Posts the slots: one for each receive of the queue, all of `slot_bytes` bytes and of the
+    /// receiver's domain.
     pub(super) fn new(
         mut receiver: Receiver,
         mut cq: CompletionQueue<Raw>,
@@ -89,8 +89,8 @@ impl RxRing {
         let receives = receives.ok_or_else(no_receives)?;
         for slot in &slots {
             let whole = slot.whole();
-            // SAFETY: the slots stay in this value until a frame is taken out, and nothing looks
-            // into them before. Their memory is given back once the receiver is gone.
+            // SAFETY: the slots stay in this value until a frame is taken out, and nothing accesses
+            // them before. Their memory is given back after the receiver was destroyed.
             unsafe { receives.build(whole.address(), &[whole]) }?;
         }
         receives.publish();
@@ -107,38 +107,38 @@ impl RxRing {
         }
     }
 
-    /// The next frame. Its buffer goes back to the device when it is dropped: at once if it
-    /// `publishes`, else with [`RxRing::publish`].
+    /// The next frame. Dropping it gives its buffer back to the device: at once if it `publishes`,
+    /// otherwise with [`RxRing::publish`].
     #[inline(always)]
     pub(super) fn next(
         &mut self,
         publishes: bool,
     ) -> std::result::Result<RingFrame<'_>, FrameError> {
-        // SAFETY: it stays in its place.
+        // SAFETY: it is not exchanged with another one.
         let cq = unsafe { self.cq.provider() };
         let next = match self.frames.look() {
             Look::Frame(next) => next,
             Look::Nothing => return Err(self.frames.nothing(cq)),
             Look::Other => self.frames.look_slow(cq)?,
         };
-        // SAFETY: it is what was just found.
+        // SAFETY: `next` was just found, and nothing was polled since.
         let frame = unsafe { self.frames.front(next, publishes) };
         Ok(RingFrame { frame, slots: &mut self.slots })
     }
 
-    /// Tells the device of all buffers that were given back.
+    /// Posts all buffers that were given back.
     #[inline(always)]
     pub(super) fn publish(&mut self) {
         self.frames.publish();
     }
 
-    /// The frames, to be looked at and counted.
+    /// The provider's queue of frames, for checks and counters.
     #[inline(always)]
     pub(super) fn frames(&self) -> &FrameQueue {
         &self.frames
     }
 
-    /// The queue that frames arrive at.
+    /// The receiving queue.
     pub(super) fn receiver(&self) -> &Receiver {
         &self.receiver
     }
@@ -148,7 +148,7 @@ impl RxRing {
         self.receiver.create_flow()
     }
 
-    /// Destroys the queue that frames arrive at.
+    /// Destroys the receiving queue.
     pub(super) fn end(&mut self) -> Result<()> {
         self.receiver.end()
     }
@@ -198,11 +198,11 @@ impl<'q> Deref for RingFrame<'q> {
 }
 
 impl RingFrame<'_> {
-    /// The buffer with the frame, in whose place the ring has `spare` from now on.
+    /// Takes the buffer with the frame out of the ring, and puts `spare` in its place.
     ///
     /// # Errors
-    /// `spare`, if it is shorter than the ring's buffers or of another protection domain. The frame
-    /// is given back then.
+    /// `spare`, if it is shorter than the ring's buffers or of another protection domain. The
+    /// frame's buffer then goes back to the device.
     #[inline]
     pub(super) fn replace(self, spare: Slot) -> std::result::Result<Slot, Slot> {
         let Self { frame, slots } = self;
@@ -212,8 +212,8 @@ impl RingFrame<'_> {
             return Err(spare);
         }
         let (length, bytes) = (frame.length(), frame.buffer_bytes());
-        // SAFETY: a slot of the queue's domain long enough for a frame, and that nothing looks
-        // into as long as it is among the queue's.
+        // SAFETY: a slot of the queue's domain, long enough for a frame, that nothing accesses
+        // while it is in `slots`.
         unsafe { frame.replace(spare.whole().with_length(bytes)) };
         let mut kept = mem::replace(place, spare);
         kept.set_len(length);
@@ -221,22 +221,22 @@ impl RingFrame<'_> {
     }
 }
 
-/// Receives whose buffers many frames share, and the queue that the frames complete to.
+/// A work queue in whose buffers many frames share space, and its completion queue.
 pub(super) struct StridingRing {
     wq: WorkQueue<Raw>,
     cq: CompletionQueue<Raw>,
     strides: StrideQueue,
     striding: Striding,
-    /// The buffer posted at each place of the ring.
+    /// The buffer posted at each index of the ring.
     posted: Box<[Option<Arc<Slot>>]>,
-    /// Buffers that are not posted. Those that frames are in come back when the frames are dropped.
+    /// Buffers that are not posted: spares, and those that frames still use.
     others: VecDeque<Arc<Slot>>,
-    /// WQEs whose buffers are in `others` again.
+    /// Number of WQEs whose buffers have moved to `others`.
     done: u32,
 }
 
 impl StridingRing {
-    /// Posts `slots`, one for each receive. These and `spares` have all of a WQE's bytes at least
+    /// Posts `slots`, one for each receive. These and `spares` have at least the bytes of a WQE,
     /// and are of the queue's domain.
     pub(super) fn new(
         mut wq: WorkQueue<Raw>,
@@ -248,15 +248,16 @@ impl StridingRing {
         let receives = wq.receive_queue().ok_or_else(no_receives)?;
         for slot in &slots {
             let buffer = slot.whole().with_length(striding.wqe_bytes());
-            // SAFETY: the slots stay in this value, and nothing looks into them but frames, where
-            // the device has completed theirs. Their memory is given back once the queue is gone.
+            // SAFETY: the slots stay in this value, and only frames access them, each the bytes
+            // that the device has completed. Their memory is given back after the queue was
+            // destroyed.
             unsafe { receives.build(0, &[buffer]) }?;
         }
         receives.publish();
         // SAFETY: this value keeps both queues and uses them only through `StrideQueue`; nothing
         // else completes to the CQ. The receives are as just posted.
         let ring = unsafe { PostedRing::new(receives) };
-        // SAFETY: it stays in its place.
+        // SAFETY: it is not exchanged with another one.
         let provider = unsafe { cq.provider() };
         let strides = ring.and_then(|ring| StrideQueue::new(provider, ring, striding.shape()));
         let posted: Box<[_]> =
@@ -277,7 +278,7 @@ impl StridingRing {
     /// The next frame.
     #[inline]
     pub(super) fn poll(&mut self) -> std::result::Result<SharedFrame, FrameError> {
-        // SAFETY: it stays in its place.
+        // SAFETY: it is not exchanged with another one.
         let found = self.strides.poll(unsafe { self.cq.provider() });
         let frame = found.ok().and_then(|found| {
             let buffer = self.posted.get(found.place as usize)?.clone()?;
@@ -293,7 +294,7 @@ impl StridingRing {
         }
     }
 
-    /// Takes the buffers of WQEs that are done, and posts those that no frame is in any more.
+    /// Removes the buffers of completed WQEs from the ring, and posts buffers that no frame uses.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) {
@@ -312,9 +313,9 @@ impl StridingRing {
             }
             let sge = buffer.whole().with_length(self.striding.wqe_bytes());
             // SAFETY: the place is free, so its WQE is done. The buffer is a slot of the queue's
-            // domain, long enough for a WQE. This is its only reference, so no frame is in it, and
-            // only completions bring frames into it. It stays in `posted` until its WQE is done, or
-            // is kept until the queue is gone.
+            // domain, long enough for a WQE. This is its only reference, so no frame uses it, and
+            // only completions make new frames of it. It stays in `posted` until its WQE is done,
+            // or is kept until the queue is destroyed.
             unsafe { self.strides.receives().post(sge) };
             any = true;
             if let Some(at) = self.posted.get_mut(place as usize) {
@@ -326,32 +327,32 @@ impl StridingRing {
         }
     }
 
-    /// The strides, to be looked at and counted.
+    /// The provider's queue of strides, for checks and counters.
     pub(super) fn strides(&self) -> &StrideQueue {
         &self.strides
     }
 
-    /// The queue that frames arrive at.
+    /// The receiving queue.
     pub(super) fn work_queue(&self) -> &WorkQueue<Raw> {
         &self.wq
     }
 
-    /// Destroys the queue that frames arrive at.
+    /// Destroys the receiving queue.
     pub(super) fn end(&mut self) -> Result<()> {
         self.wq.destroy_in_place(Wait::Forever)
     }
 
-    /// How its buffers are divided.
+    /// The division of its buffers.
     pub(super) fn striding(&self) -> Striding {
         self.striding
     }
 
-    /// Buffers that the device has.
+    /// Number of posted buffers.
     pub(super) fn posted(&self) -> u32 {
         self.posted.len() as u32 - self.strides.missing()
     }
 
-    /// Buffers that it has, posted or not.
+    /// Number of buffers, posted or not.
     pub(super) fn buffers(&self) -> usize {
         self.posted.iter().flatten().count() + self.others.len()
     }
@@ -382,7 +383,7 @@ impl RxWait for StridingRing {
 
 impl Drop for StridingRing {
     fn drop(&mut self) {
-        // Tables may keep the work queue.
+        // A table may keep the work queue alive, so the buffers go to it.
         self.wq.handle().keep_buffers(mem::take(&mut self.posted));
     }
 }
@@ -406,14 +407,15 @@ impl SharedFrame {
     pub(super) fn bytes(&self) -> &[u8] {
         let Some(start) = self.start() else { return &[] };
         // SAFETY: the bytes are initialized memory of the slot, which the frame keeps, as `start`
-        // has checked. The device has completed them: the queue refuses strides that it has lent
-        // since the buffer was posted. It writes them again only after the buffer was posted again,
-        // for which no frame may be in it (`StridingRing::refill`). Until then no reference to
-        // them is made but by frames, to each its own: a slot's own bytes are those filled, none.
+        // has checked. The device has completed them: the queue refuses strides that it has already
+        // handed out since the buffer was posted. The device writes them again only after the
+        // buffer was posted again, which needs that no frame uses it (`StridingRing::refill`).
+        // Until then only frames make references to them, each to its own bytes: the slot itself
+        // is empty.
         unsafe { std::slice::from_raw_parts(start, self.found.length as usize) }
     }
 
-    /// Where it begins, if all of it is inside the buffer.
+    /// Its address, if all of it is inside the buffer.
     fn start(&self) -> Option<*const u8> {
         let end = self.found.offset as usize + self.found.length as usize;
         let start = self.buffer.header().start().cast_const();
@@ -435,28 +437,28 @@ fn only_empty(nothing: FrameError) -> Result<()> {
 /// The result of a post.
 type Posted<T = ()> = std::result::Result<T, PostError>;
 
-/// Sends of frames from templates.
+/// The send queue of frames.
 pub(super) struct TxRing {
     qp: QueuePair<RawPacket, Raw>,
-    /// Tells rings apart for as long as the process lives.
+    /// A number that is unique in the process.
     identity: u64,
     /// The protection domain's identity.
     domain: usize,
     /// Blocks of the longest request: at least [`ALWAYS_BLOCKS`].
     blocks: usize,
-    /// Ends of frames that the device may read as long as the queue exists.
+    /// The tails of frames, which the device may read as long as the queue exists.
     tails: Vec<Slot>,
 }
 
-/// Blocks that the requests of every ring may have.
+/// Blocks (64 bytes) that requests may have on every ring.
 pub(super) const ALWAYS_BLOCKS: usize = 4;
 
 /// The next ring's identity.
 static IDENTITIES: AtomicU64 = AtomicU64::new(0);
 
 impl TxRing {
-    /// The ring of a queue pair in the protection domain with the identity `domain`, which has
-    /// space for requests of `blocks` blocks.
+    /// The ring of `qp`, which is in the protection domain with the identity `domain` and has space
+    /// for requests of `blocks` blocks.
     pub(super) fn new(qp: QueuePair<RawPacket, Raw>, domain: usize, blocks: usize) -> Self {
         let identity = IDENTITIES.fetch_add(1, Ordering::Relaxed);
         Self { qp, identity, domain, blocks, tails: Vec::new() }
@@ -472,12 +474,12 @@ impl TxRing {
         self.qp.modify_rate_limit(limit)
     }
 
-    /// Requests that can be posted now.
+    /// Number of requests that can be posted now.
     pub(super) fn free_requests(&mut self) -> u32 {
         self.queue().map_or(0, |queue| queue.free_requests())
     }
 
-    /// A frame all of which is in the request.
+    /// Makes a frame that is entirely in the request.
     pub(super) fn template<const BLOCKS: usize>(
         &mut self,
         frame: &[u8],
@@ -488,7 +490,7 @@ impl TxRing {
         Ok(Template { request, length: frame.len(), longest: frame.len() })
     }
 
-    /// A frame that ends in `tail`, which the ring keeps.
+    /// Makes a frame that ends in `tail`, which the ring keeps.
     pub(super) fn tailed<const BLOCKS: usize>(
         &mut self,
         start: &[u8],
@@ -522,7 +524,7 @@ impl TxRing {
     /// Builds a frame and rings the doorbell.
     ///
     /// # Errors
-    /// `ForeignMemory` for a frame with a tail that another ring keeps; any other [`PostError`].
+    /// `ForeignMemory` for a frame whose tail another ring keeps; any other [`PostError`].
     #[inline(always)]
     pub(super) fn post<const BLOCKS: usize>(
         &mut self,
@@ -530,11 +532,11 @@ impl TxRing {
         frame: &impl Sendable<BLOCKS>,
     ) -> Posted {
         let request = frame.request(self)?;
-        // SAFETY: the request names no memory, or a tail that this ring keeps (`Sendable`).
+        // SAFETY: the request names no memory except a tail that this ring keeps (`Sendable`).
         unsafe { self.queue()?.post_template(id, request) }
     }
 
-    /// As [`TxRing::post`], and the frame generates a completion.
+    /// As [`TxRing::post`], with a completion for the frame.
     #[inline(always)]
     pub(super) fn post_signaled<const BLOCKS: usize>(
         &mut self,
@@ -546,7 +548,7 @@ impl TxRing {
         unsafe { self.queue()?.post_template_with(id, request, PostFlags::SIGNALED) }
     }
 
-    /// Starts building frames that the device is not told of yet.
+    /// Starts building frames without ringing the doorbell.
     #[inline(always)]
     pub(super) fn stage(&mut self) -> Posted<StagedFrames<'_>> {
         let blocks = self.blocks;
@@ -582,7 +584,7 @@ type Request<const BLOCKS: usize> = provider_send::Template<EthernetFrame<'stati
 
 /// A frame that a ring may send.
 pub(super) trait Sendable<const BLOCKS: usize> {
-    /// Its request, which names no memory but a tail that `ring` keeps.
+    /// Its request, which names no memory except a tail that `ring` keeps.
     fn request(&self, ring: &TxRing) -> Posted<&Request<BLOCKS>>;
 }
 
@@ -604,8 +606,8 @@ impl<const BLOCKS: usize> Sendable<BLOCKS> for Tailed<BLOCKS> {
     }
 }
 
-/// Refuses a template that is longer than a ring's requests, of `most` blocks. Such frames would
-/// fill the ring before the turn of one that generates a completion, and so for ever.
+/// Refuses a template of more than `most` blocks, the longest request of a ring. Longer frames
+/// could fill the ring before one of them generates a completion, and so for ever.
 #[inline(always)]
 fn check_length<const BLOCKS: usize>(template: &Template<BLOCKS>, most: usize) -> Posted {
     if BLOCKS > ALWAYS_BLOCKS && blocks(template.longest) > most {
@@ -614,17 +616,17 @@ fn check_length<const BLOCKS: usize>(template: &Template<BLOCKS>, most: usize) -
     Ok(())
 }
 
-/// Frames in the ring that the device has not been told of. Dropping it takes them back.
+/// Frames in the ring without a doorbell. Dropping it discards them.
 #[derive(Debug)]
 pub(super) struct StagedFrames<'q> {
-    /// Never dropped, which leaves the queue as it was.
+    /// Never dropped: dropping it would leave the frames in the queue for the next doorbell.
     batch: ManuallyDrop<Batch<'q, RawPacket, BlueFlame>>,
-    /// As the ring has it.
+    /// Blocks of the ring's longest request.
     blocks: usize,
 }
 
 impl StagedFrames<'_> {
-    /// Builds a frame behind those built before.
+    /// Builds a frame after those built before.
     #[inline(always)]
     pub(super) fn build<const BLOCKS: usize>(
         &mut self,
@@ -633,7 +635,7 @@ impl StagedFrames<'_> {
         flags: PostFlags,
     ) -> Posted {
         check_length(template, self.blocks)?;
-        // SAFETY: all of the frame is in the request, which names no memory.
+        // SAFETY: the whole frame is in the request, which names no memory.
         unsafe { self.batch.build_template_with(id, &template.request, flags) }
     }
 

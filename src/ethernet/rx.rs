@@ -1,4 +1,4 @@
-//! The receive queue: polling frames and giving them back.
+//! The receive queue of frames.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,11 +17,11 @@ use crate::memory::slab::Slab;
 use crate::memory::slot::Slot;
 use crate::qp::work_queue::WqHandle;
 
-/// A queue of frames that arrive: from
+/// A receive queue of frames: from
 /// [`ProtectionDomain::create_rx_queue`](crate::ProtectionDomain::create_rx_queue).
 ///
-/// One thread polls it at a time: polling takes `&mut self`. Its timestamps are of clock `C`.
-/// Dropping it ends its rules and destroys its queues.
+/// One thread polls it at a time. `C` is the clock of its timestamps. Dropping it destroys its
+/// rules and queues.
 pub struct RxQueue<C: Clock = FreeRunning> {
     pub(super) ring: RxRing,
     pub(super) slab: Slab,
@@ -45,8 +45,8 @@ impl<C: Clock> RxQueue<C> {
     ///
     /// # Errors
     /// [`FrameError::Empty`] if there is none now. [`FrameError::Queue`] with `NotOutstanding` for
-    /// a completion of no receive; the next call goes on after it. The other errors mean that no
-    /// frame will follow.
+    /// a completion of no outstanding receive, which the next call skips. The other errors are
+    /// permanent.
     #[inline(always)]
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self) -> std::result::Result<Frame<'_, C>, FrameError> {
@@ -75,16 +75,17 @@ impl<C: Clock> RxQueue<C> {
         Ok(Frame { frame, rejected: &mut self.rejected, clock: PhantomData })
     }
 
-    /// Adds a steering rule, whose frames come here. It ends when the result is dropped.
+    /// Adds a steering rule that leads to this queue. Dropping the result destroys the rule.
     ///
     /// # Errors
-    /// Those of [`FlowBuilder::build`](crate::flow::FlowBuilder::build), and what the rule itself
-    /// refuses; `InvalidInput` for a queue that frames are spread to, whose target has the rules.
+    /// Those of [`FlowBuilder::build`](crate::flow::FlowBuilder::build) and of the rule itself;
+    /// `InvalidInput` for a queue made by [`RxBuilder::spread`](super::RxBuilder::spread), because
+    /// its target has the rules.
     pub fn steer(&mut self, rule: &impl Traffic) -> Result<Flow> {
         self.steer_by(rule, |builder| builder)
     }
 
-    /// As [`RxQueue::steer`], with everything else that a rule can say.
+    /// As [`RxQueue::steer`], with further options of the rule.
     ///
     /// # Errors
     /// As for [`RxQueue::steer`].
@@ -97,18 +98,18 @@ impl<C: Clock> RxQueue<C> {
         change(self.matched.count(builder)).build()
     }
 
-    /// What was counted so far.
+    /// The counters.
     pub fn counters(&self) -> RxCounters {
         let frames = self.ring.frames();
         RxCounters::new(frames.counters(), frames.depth(), self.rejected)
     }
 
-    /// Frames that have arrived and were not polled yet.
+    /// Frames that have arrived and have not been polled.
     pub fn backlog(&self) -> u32 {
         self.ring.frames().backlog()
     }
 
-    /// Frames that the rules of this queue matched, as the device counts them.
+    /// The device's count of frames that this queue's rules matched.
     ///
     /// # Errors
     /// `InvalidInput` unless the queue was made by
@@ -121,9 +122,9 @@ impl<C: Clock> RxQueue<C> {
         self.matched.read()
     }
 
-    /// Frames that the rules matched and that did not arrive here, because the device had no
-    /// receive for them or the queue is in error. The number is exact while no frame arrives:
-    /// frames between the rule and the queue count as lost.
+    /// Frames that the rules matched and that were dropped, because no receive was posted or the
+    /// queue is in error. While frames are arriving, the number includes some that are still on
+    /// their way to the queue.
     ///
     /// # Errors
     /// Those of [`RxQueue::matched`].
@@ -133,15 +134,15 @@ impl<C: Clock> RxQueue<C> {
         self.matched().map(|matched| matched.saturating_sub(seen))
     }
 
-    /// Memory for frames that are kept: its free slots can be given to [`Frame::take`].
+    /// The slab of its buffers. Its free slots can be spares for [`Frame::take`].
     pub fn slab(&self) -> &Slab {
         &self.slab
     }
 
-    /// What an [`IndirectionTable`](crate::qp::rss::IndirectionTable) takes of a queue that was
-    /// made by [`RxBuilder::spread`](super::RxBuilder::spread); `None` for others. After the queue
-    /// was dropped, frames still fill the receives that are posted; the buffers are free when the
-    /// table and its targets are gone, too.
+    /// The work queue, for an [`IndirectionTable`](crate::qp::rss::IndirectionTable), of a queue
+    /// made by [`RxBuilder::spread`](super::RxBuilder::spread); `None` for others. After this queue
+    /// was dropped, frames still fill posted receives; the buffers are freed when the table and its
+    /// targets are destroyed, too.
     ///
     /// ```no_run
     /// use uverbs::ethernet::RxQueue;
@@ -150,11 +151,11 @@ impl<C: Clock> RxQueue<C> {
     /// let pd = context.alloc_pd()?;
     /// let queue = || pd.create_rx_queue(512).spread().build();
     /// let queues = [queue()?, queue()?];
-    /// let places: Vec<_> = queues.iter().filter_map(RxQueue::work_queue).collect();
-    /// let table = context.create_indirection_table(&places)?;
+    /// let entries: Vec<_> = queues.iter().filter_map(RxQueue::work_queue).collect();
+    /// let table = context.create_indirection_table(&entries)?;
     /// let mut target = pd.create_rss_target(&table, &RssOptions::new(RssTraffic::Ipv4Udp))?;
     /// let rule = target.steer(&uverbs::flow::UdpMulticast::new([239, 1, 2, 3].into(), 14310))?;
-    /// // Each queue goes to a thread of its own.
+    /// // Poll each queue in its own thread.
     /// # drop((rule, queues));
     /// # Ok::<(), uverbs::Error>(())
     /// ```
@@ -162,29 +163,29 @@ impl<C: Clock> RxQueue<C> {
         self.ring.receiver().work_queue()
     }
 
-    /// The device's number of the queue pair, or of the work queue.
+    /// The device's number for the queue pair or work queue.
     pub fn number(&self) -> u32 {
         self.ring.receiver().number()
     }
 
-    /// The context that it belongs to.
+    /// The context it belongs to.
     pub fn context(&self) -> &Context {
         self.ring.receiver().context()
     }
 
-    /// Destroys it; its rules end.
+    /// Destroys its rules and the queue.
     ///
     /// # Errors
-    /// Errors of the kernel; `Busy` while an indirection table has it. It comes back, without its
-    /// rules.
+    /// Errors of the kernel; `Busy` while an indirection table has it. The queue is returned
+    /// without its rules.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 
-/// Polls frames one after the other; their buffers go back to the device when it is dropped.
+/// Polls frames one by one; their buffers go back to the device when the batch is dropped.
 ///
-/// Buffers of a leaked batch go back with the next poll or batch.
+/// If a batch is leaked, the buffers go back with the next poll or batch.
 #[derive(Debug)]
 pub struct RxBatch<'q, C: Clock = FreeRunning> {
     queue: &'q mut RxQueue<C>,
@@ -208,9 +209,10 @@ impl<C: Clock> Drop for RxBatch<'_, C> {
     }
 }
 
-/// A frame that has arrived, lent until it is dropped: then its buffer goes back to the device.
+/// A received frame. Dropping it gives its buffer back to the device.
 ///
-/// The buffer of a leaked frame does not go back: the next poll lends the same frame again.
+/// If a frame is leaked, its buffer does not go back, and the next poll returns the same frame
+/// again.
 #[derive(Debug)]
 pub struct Frame<'q, C: Clock = FreeRunning> {
     frame: RingFrame<'q>,
@@ -227,34 +229,34 @@ impl<C: Timed> Frame<'_, C> {
 }
 
 impl<C: Clock> Frame<'_, C> {
-    /// From the destination address on, without the check sequence.
+    /// The bytes from the destination address on, without the check sequence (FCS).
     #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
         self.frame.bytes()
     }
 
-    /// The tag of the steering rule that took it. A rule without a tag has that of the first rule
-    /// with its match, see [`crate::flow`].
+    /// The tag of the steering rule that delivered it. A rule without a tag has the tag of the
+    /// first rule with the same match, see [`crate::flow`].
     #[inline(always)]
     pub fn flow_tag(&self) -> u32 {
         self.frame.flow_tag()
     }
 
-    /// The control information of the VLAN tag that the device stripped: only of queues made by
+    /// The control information (TCI) of the VLAN tag that the device stripped: only with
     /// [`RxBuilder::strip_vlan`](super::RxBuilder::strip_vlan).
     #[inline(always)]
     pub fn vlan(&self) -> Option<u16> {
         self.frame.vlan()
     }
 
-    /// Whether the device checked the checksums of layers 3 and 4 and found both good, of IPv4 and
-    /// of IPv6.
+    /// Whether the device checked the layer 3 and layer 4 checksums, of IPv4 or IPv6, and both are
+    /// correct.
     #[inline(always)]
     pub fn checksums_ok(&self) -> bool {
         self.checks().l3_l4_ok()
     }
 
-    /// What the device checked and found good, layer by layer.
+    /// The checksums that the device found correct, by layer.
     #[inline(always)]
     pub fn checks(&self) -> CqeChecksum {
         self.frame.checks()
@@ -272,26 +274,25 @@ impl<C: Clock> Frame<'_, C> {
         self.header_types().l3() == L3Type::IPV4
     }
 
-    /// The receive hash, and what was hashed; 0 unless the frame came over an indirection table.
+    /// The receive hash and the device's hash type; 0 unless an RSS target delivered the frame.
     #[inline(always)]
     pub fn hash(&self) -> (u32, u8) {
         self.frame.hash()
     }
 
-    /// Gives the buffer back, and counts the frame as rejected: for frames that the program drops
-    /// because a checksum is wrong, for instance.
+    /// Gives the buffer back and counts the frame as rejected: for frames that the program
+    /// discards, for example because a checksum is wrong.
     #[inline(always)]
     pub fn reject(self) {
         *self.rejected += 1;
     }
 
-    /// Keeps the frame. Its buffer belongs to the program from now on, and the queue uses `spare`
-    /// instead. With spares of the slab of [`RxBuilder::buffers`](super::RxBuilder::buffers),
-    /// buffers that the program drops become spares again.
+    /// Keeps the frame: returns its buffer, and gives the queue `spare` instead. If spares come
+    /// from the queue's [slab](RxQueue::slab), buffers that the program drops become spares again.
     ///
     /// # Errors
     /// `spare`, if it is shorter than the queue's buffers or of another protection domain. The
-    /// frame is given back then.
+    /// frame's buffer then goes back to the device.
     #[inline]
     pub fn take(self, spare: Slot) -> std::result::Result<Slot, Slot> {
         self.frame.replace(spare)

@@ -1,4 +1,4 @@
-//! Making receive queues.
+//! Making receive queues of frames.
 
 use std::marker::PhantomData;
 
@@ -22,13 +22,13 @@ use crate::qp::striding::Striding;
 
 pub(super) const VERB: &str = "create_rx_queue";
 
-/// Spare buffers beside those of the receives, where the queue makes its own.
+/// Spare buffers in addition to those of the receives, if the queue makes its own buffers.
 const SPARES: u32 = 64;
-/// A ring has at least so many bytes.
+/// Least bytes of a ring.
 const SHORTEST: u32 = 64;
-/// Bytes of a receive.
+/// Bytes of a receive WQE.
 const RECEIVE: u32 = 16;
-/// The most receives: a device counts 16 bits.
+/// Most receives: the device's counters have 16 bits.
 const MOST: u32 = 1 << 15;
 
 /// Makes an [`RxQueue`]: from [`ProtectionDomain::create_rx_queue`].
@@ -52,9 +52,9 @@ pub struct RxBuilder<C: Clock = FreeRunning> {
 }
 
 impl ProtectionDomain {
-    /// Starts building a queue for frames that arrive, with at least `depth` receives: rounded up
-    /// to a power of two from 4 to 32768. A burst that is longer than the depth, and that the
-    /// program does not keep up with, loses frames.
+    /// Starts building a receive queue of frames with at least `depth` receives, rounded up to a
+    /// power of two from 4 to 32768. Frames are lost if more than `depth` frames arrive before the
+    /// program polls them.
     pub fn create_rx_queue(&self, depth: u32) -> RxBuilder {
         RxBuilder {
             pd: self.clone(),
@@ -73,25 +73,25 @@ impl ProtectionDomain {
 }
 
 impl<C: Clock> RxBuilder<C> {
-    /// Bytes of a buffer: longer frames are dropped by the device. A frame has 1518 bytes at the
-    /// usual MTU, with a VLAN tag.
+    /// Bytes of a buffer; the device drops longer frames. At the usual MTU a frame with a VLAN tag
+    /// has 1518 bytes.
     pub fn frame_bytes(mut self, bytes: u32) -> Self {
         self.frame_bytes = bytes;
         self
     }
 
-    /// All memory that the device reads or writes for the queue comes from `memory`: rings,
-    /// doorbell records, and the buffers unless [`RxBuilder::buffers`] has others. Huge pages, one
-    /// NUMA node ([`QueueMemory::on_node`]), or memory of the program's own. The same as the memory
-    /// of the protection domain ([`ProtectionDomain::with_queue_memory`]).
+    /// Takes all memory that the device accesses from `memory`: rings, doorbell records, and the
+    /// buffers unless [`RxBuilder::buffers`] sets others. This can be huge pages, memory of one
+    /// NUMA node ([`QueueMemory::on_node`]), or the program's own. The same as
+    /// [`ProtectionDomain::with_queue_memory`].
     pub fn memory(mut self, memory: &QueueMemory) -> Self {
         self.pd = self.pd.with_queue_memory(memory);
         self
     }
 
-    /// Buffers are slots of `slab`, which may be memory of the program's own
-    /// ([`ProtectionDomain::create_slab_with`]). It has a free slot for each receive; what else is
-    /// free in it serves [`Frame::take`](super::Frame::take).
+    /// Uses slots of `slab` as buffers, which may be in the program's own memory
+    /// ([`ProtectionDomain::create_slab_with`]). The slab needs a free slot for each receive;
+    /// further slots can be spares for [`Frame::take`](super::Frame::take).
     pub fn buffers(mut self, slab: &Slab) -> Self {
         self.slab = Some(slab.clone());
         self
@@ -103,43 +103,43 @@ impl<C: Clock> RxBuilder<C> {
         self
     }
 
-    /// Completion vector (interrupt) of its events, from 0.
+    /// Completion vector (interrupt) of its events, from 0; 0 by default.
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
-    /// Without a completion channel: the queue is only polled.
+    /// Makes no completion channel: the queue can only be polled.
     pub fn without_events(mut self) -> Self {
         self.events = false;
         self
     }
 
-    /// VLAN tags go into [`Frame::vlan`](super::Frame::vlan) instead of into memory.
+    /// Delivers VLAN tags in [`Frame::vlan`](super::Frame::vlan) instead of in memory.
     pub fn strip_vlan(mut self) -> Self {
         self.strips_vlan = true;
         self
     }
 
-    /// The device counts the frames that the queue's rules match, for [`RxQueue::matched`] and
+    /// Lets the device count the frames that the queue's rules match, for [`RxQueue::matched`] and
     /// [`RxQueue::lost`].
     pub fn count_matches(mut self) -> Self {
         self.counts = true;
         self
     }
 
-    /// The queue is one of several over which an
-    /// [`RssTarget`](crate::qp::rss::RssTarget) spreads frames: a receive work queue, for
-    /// [`RxQueue::work_queue`]. Rules, their port and their counts are the target's.
+    /// Makes a receive work queue ([`RxQueue::work_queue`]), one of several over which an
+    /// [`RssTarget`](crate::qp::rss::RssTarget) spreads frames. The target has the rules, their
+    /// port and their counts.
     pub fn spread(mut self) -> Self {
         self.spread = true;
         self
     }
 
-    /// Many frames share a buffer: the depth is the number of buffers that the device has, each of
-    /// [`Striding::wqe_bytes`] bytes, and [`RxBuilder::frame_bytes`] means nothing. The queue is a
-    /// receive work queue with a target of its own. Set all other options before: the builder that
-    /// this returns only has the number of spare buffers.
+    /// Lets many frames share a buffer. The depth is then the number of posted buffers, each of
+    /// [`Striding::wqe_bytes`] bytes, and [`RxBuilder::frame_bytes`] has no effect. The queue is a
+    /// receive work queue with its own target. Set all other options before: the returned builder
+    /// has only the number of spare buffers.
     ///
     /// ```no_run
     /// use uverbs::ethernet::{StrideBytes, Striding, StridesPerWqe};
@@ -175,16 +175,17 @@ impl<C: Clock> RxBuilder<C> {
         }
     }
 
-    /// Creates it. It receives the frames of its rules ([`RxQueue::steer`]), or of its target's.
+    /// Creates the queue. It receives the frames of its rules ([`RxQueue::steer`]), or of its
+    /// target.
     ///
     /// # Errors
     /// `InvalidInput` for a depth or buffers out of range; `Unsupported` for a port that is not an
-    /// Ethernet port, or for what the device lacks, real-time timestamps for instance; EPERM
+    /// Ethernet port, or options that the device lacks, for example real-time timestamps; EPERM
     /// without CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<RxQueue<C>> {
         let depth = self.depth(RECEIVE)?;
         self.check_spread()?;
-        // Each frame of a compressed session has its own hash; its checksum is not needed.
+        // Compressed completions keep the hash of each frame; its checksum is not needed.
         let compression = compressed::<C>(Compression::Hash);
         let (cq, channel) = self.completion_queue(depth, compression)?;
         let matched = Matches::new(self.pd.context(), self.counts)?;
@@ -194,7 +195,7 @@ impl<C: Clock> RxBuilder<C> {
         Ok(RxQueue { ring, slab, rejected: 0, channel, matched, clock: PhantomData })
     }
 
-    /// The completion queue of frames, with a channel if there are events.
+    /// Makes the completion queue, with a channel if there are events.
     pub(super) fn completion_queue(
         &self,
         entries: u32,
@@ -223,7 +224,7 @@ impl<C: Clock> RxBuilder<C> {
         Ok(())
     }
 
-    /// Receives of a ring where each takes `bytes` bytes.
+    /// The depth, rounded up for WQEs of `bytes` bytes.
     pub(super) fn depth(&self, bytes: u32) -> Result<u32> {
         match self.depth {
             1..=MOST => Ok(self.depth.next_power_of_two().max(SHORTEST / bytes)),
@@ -234,7 +235,7 @@ impl<C: Clock> RxBuilder<C> {
         }
     }
 
-    /// Without a send queue, and ready to receive.
+    /// Makes the receiving queue, ready to receive.
     fn receiver(&self, cq: &CompletionQueue<Raw>, depth: u32) -> Result<Receiver> {
         if self.spread {
             let builder = self.pd.create_raw_wq(cq.handle(), depth);
@@ -256,7 +257,7 @@ impl<C: Clock> RxBuilder<C> {
         }
     }
 
-    /// A slot for each receive.
+    /// Takes a slot for each receive.
     pub(super) fn take(&self, slab: &Slab, depth: u32) -> Result<Box<[Slot]>> {
         let slots: Box<[Slot]> = std::iter::from_fn(|| slab.take()).take(depth as usize).collect();
         if slots.len() < depth as usize {
@@ -279,7 +280,7 @@ pub(super) fn make_slab(pd: &ProtectionDomain, slots: u32, bytes: u32) -> Result
     pd.create_slab_with(buffer, bytes)
 }
 
-/// The ring of a completion queue is where those of the domain's other queues are.
+/// Sets the domain's allocator for the completion queue, if it has one.
 pub(super) fn in_memory_of(pd: &ProtectionDomain, cq: CqBuilder<Raw>) -> CqBuilder<Raw> {
     match pd.queue_memory() {
         Some(memory) => cq.queue_memory(memory),
@@ -288,14 +289,14 @@ pub(super) fn in_memory_of(pd: &ProtectionDomain, cq: CqBuilder<Raw>) -> CqBuild
 }
 
 impl<C: Timed> RxBuilder<C> {
-    /// Timestamps are UTC, from the device's PTP hardware clock.
+    /// Takes timestamps from the device's PTP hardware clock ([`RealTime`]).
     pub fn real_time(self) -> RxBuilder<RealTime> {
         self.with_clock()
     }
 
-    /// The device may write the completions of many frames as one and eight bytes for each further:
-    /// less traffic on the bus, at the price of latency and of timestamps. For recorders, where the
-    /// bus is what limits them.
+    /// Lets the device compress completions: one full CQE, then eight bytes for each further frame.
+    /// This saves bus traffic, but adds latency and loses timestamps. For recorders that the bus
+    /// limits.
     ///
     /// ```no_run
     /// let context = uverbs::open_default()?;

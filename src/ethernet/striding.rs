@@ -1,4 +1,4 @@
-//! Striding receive queues: many frames share a buffer, for programs that record what arrives.
+//! Striding receive queues: many frames share a buffer, for recorders.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,14 +18,14 @@ use crate::qp::rss::RssTarget;
 use crate::qp::striding::Striding;
 use crate::qp::work_queue::WqHandle;
 
-/// A queue whose buffers many frames share: from
+/// A receive queue in which many frames share a buffer: from
 /// [`RxBuilder::striding`](super::RxBuilder::striding).
 ///
-/// One thread polls it at a time. A frame is owned: it can go to another thread, and be kept beyond
-/// the queue. Its buffer goes back to the device when all frames in it have been dropped; as long
-/// as one is kept, another buffer takes its place in the ring, if there is a spare one.
+/// One thread polls it at a time. A frame is owned: it can move to another thread, and outlive the
+/// queue. A buffer goes back to the device when all frames in it have been dropped; until then a
+/// spare buffer, if there is one, takes its place in the ring.
 pub struct StridingQueue<C: Clock = FreeRunning> {
-    /// Ends before the work queue does.
+    /// Declared first, so that it is destroyed before the work queue.
     pub(super) target: Option<RssTarget>,
     pub(super) ring: StridingRing,
     pub(super) channel: Option<CompletionChannel>,
@@ -46,8 +46,8 @@ impl<C: Clock> StridingQueue<C> {
     /// The next frame.
     ///
     /// # Errors
-    /// [`FrameError::Empty`] if there is none now; if frames are kept in all buffers, the device
-    /// has none to fill, and drops what arrives. The others are those of
+    /// [`FrameError::Empty`] if there is none now. This is also returned while kept frames occupy
+    /// all buffers; the device then drops frames that arrive. The other errors are those of
     /// [`RxQueue::poll`](super::RxQueue::poll).
     #[inline]
     #[doc(alias = "ibv_poll_cq")]
@@ -55,8 +55,7 @@ impl<C: Clock> StridingQueue<C> {
         self.ring.poll().map(|found| StridedFrame { found, clock: PhantomData })
     }
 
-    /// Adds a steering rule: its frames come here. It ends when the result is
-    /// dropped.
+    /// Adds a steering rule that leads to this queue. Dropping the result destroys the rule.
     ///
     /// # Errors
     /// Those of [`RxQueue::steer`](super::RxQueue::steer).
@@ -64,7 +63,7 @@ impl<C: Clock> StridingQueue<C> {
         self.steer_by(rule, |builder| builder)
     }
 
-    /// As [`StridingQueue::steer`], with everything else that a rule can say.
+    /// As [`StridingQueue::steer`], with further options of the rule.
     ///
     /// # Errors
     /// As for [`StridingQueue::steer`].
@@ -77,8 +76,7 @@ impl<C: Clock> StridingQueue<C> {
         change(self.matched.count(rule.describe(target.create_flow())?)).build()
     }
 
-    /// Frames that the rules of this queue matched: see
-    /// [`RxQueue::matched`](super::RxQueue::matched).
+    /// As [`RxQueue::matched`](super::RxQueue::matched).
     ///
     /// # Errors
     /// As for [`RxQueue::matched`](super::RxQueue::matched).
@@ -89,8 +87,7 @@ impl<C: Clock> StridingQueue<C> {
         self.matched.read()
     }
 
-    /// Frames that the rules matched and that were not polled: see
-    /// [`RxQueue::lost`](super::RxQueue::lost). Those that wait to be polled are among them.
+    /// As [`RxQueue::lost`](super::RxQueue::lost), but frames that wait to be polled are included.
     ///
     /// # Errors
     /// As for [`RxQueue::lost`](super::RxQueue::lost).
@@ -100,7 +97,7 @@ impl<C: Clock> StridingQueue<C> {
         self.matched().map(|matched| matched.saturating_sub(seen))
     }
 
-    /// What was counted so far.
+    /// The counters.
     pub fn counters(&self) -> StridingCounters {
         let StrideCounters { frames, bytes, fillers, too_long, refused, exhausted } =
             self.ring.strides().counters();
@@ -108,70 +105,69 @@ impl<C: Clock> StridingQueue<C> {
         StridingCounters { frames, bytes, fillers, too_long, refused, exhausted, posted }
     }
 
-    /// How its buffers are divided.
+    /// The division of its buffers.
     pub fn striding(&self) -> Striding {
         self.ring.striding()
     }
 
-    /// Buffers that it has, posted or not.
+    /// Number of buffers, posted or not.
     pub fn buffers(&self) -> usize {
         self.ring.buffers()
     }
 
-    /// As [`RxQueue::work_queue`](super::RxQueue::work_queue): only of queues that frames are
-    /// spread to.
+    /// As [`RxQueue::work_queue`](super::RxQueue::work_queue).
     pub fn work_queue(&self) -> Option<&WqHandle> {
         self.target.is_none().then(|| self.ring.work_queue().handle())
     }
 
-    /// The device's number of the work queue.
+    /// The device's number for the work queue.
     pub fn number(&self) -> u32 {
         self.ring.work_queue().number()
     }
 
-    /// The context that it belongs to.
+    /// The context it belongs to.
     pub fn context(&self) -> &Context {
         self.ring.work_queue().context()
     }
 
-    /// Destroys it; its rules end. Frames that are kept stay.
+    /// Destroys its rules and the queue. Kept frames stay valid.
     ///
     /// # Errors
-    /// Errors of the kernel; `Busy` while an indirection table has it. It comes back, without its
-    /// rules.
+    /// Errors of the kernel; `Busy` while an indirection table has it. The queue is returned
+    /// without its rules.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         if let Some(Err(error)) = self.target.as_mut().map(RssTarget::end) {
             return Err(DestroyError::new(self, error));
         }
-        // Its table holds the queue.
+        // The target's table keeps the work queue.
         self.target = None;
         self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
 }
 
-/// What a [`StridingQueue`] has counted since it was made.
+/// The counters of a [`StridingQueue`] since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StridingCounters {
-    /// Frames polled.
+    /// Polled frames.
     pub frames: u64,
-    /// Their bytes.
+    /// Bytes of the polled frames.
     pub bytes: u64,
-    /// Rests of buffers that were too small for the next frame.
+    /// Filler completions: ends of buffers that were too small for the next frame.
     pub fillers: u64,
-    /// Frames longer than a buffer: the device dropped them, the queue skipped them.
+    /// Frames longer than a buffer, which the device dropped and the queue skipped.
     pub too_long: u64,
-    /// Completions of strides that were not the next ones: not 0 means that the device is broken,
-    /// or that something else writes to the queue.
+    /// Completions of strides out of order. If it is not 0, the device is faulty, or other code
+    /// writes to the queue.
     pub refused: u64,
-    /// Times at which the device had no buffer left when one was done, and so may have dropped
+    /// Times at which the device had no other buffer when one was full, and so may have dropped
     /// frames.
     pub exhausted: u64,
-    /// Buffers that the device has. Fewer than the depth while frames are kept in more buffers than
-    /// there are spares.
+    /// Posted buffers. Fewer than the depth while kept frames occupy more buffers than there are
+    /// spares.
     pub posted: u32,
 }
 
-/// A frame in a buffer that it shares with others: owned, until it is dropped.
+/// An owned frame, in a buffer that it shares with other frames.
 pub struct StridedFrame<C: Clock = FreeRunning> {
     found: SharedFrame,
     clock: PhantomData<C>,
@@ -183,36 +179,35 @@ impl<C: Timed> StridedFrame<C> {
         Timestamp::from_raw(self.found.timestamp)
     }
 
-    /// The receive hash, and what was hashed. (Compressed completions have it for the first frame
-    /// only.)
+    /// The receive hash and the device's hash type.
     pub fn hash(&self) -> (u32, u8) {
         self.found.hash
     }
 }
 
 impl<C: Clock> StridedFrame<C> {
-    /// From the destination address on, without the check sequence.
+    /// The bytes from the destination address on, without the check sequence (FCS).
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         self.found.bytes()
     }
 
-    /// The tag of the steering rule that brought it.
+    /// The tag of the steering rule that delivered it.
     pub fn flow_tag(&self) -> u32 {
         self.found.flow_tag
     }
 
-    /// The control information of the VLAN tag that the device stripped.
+    /// The control information (TCI) of the VLAN tag that the device stripped.
     pub fn vlan(&self) -> Option<u16> {
         self.found.vlan
     }
 
-    /// Whether the device checked the checksums of layers 3 and 4 and found both good.
+    /// Whether the device checked the layer 3 and layer 4 checksums and both are correct.
     pub fn checksums_ok(&self) -> bool {
         self.checks().l3_l4_ok()
     }
 
-    /// What the device checked and found good, layer by layer.
+    /// The checksums that the device found correct, by layer.
     pub fn checks(&self) -> CqeChecksum {
         self.found.checks
     }
@@ -222,7 +217,7 @@ impl<C: Clock> StridedFrame<C> {
         self.found.header_types
     }
 
-    /// Where it begins in its buffer, from 0: a multiple of a stride's bytes, two more with
+    /// Its byte offset in the buffer: a multiple of the stride's bytes, plus 2 with
     /// [`Striding::two_byte_shift`].
     pub fn offset(&self) -> u32 {
         self.found.offset

@@ -14,7 +14,7 @@ use crate::qp::rss::{RssFields, RssOptions, RssTarget};
 use crate::qp::striding::Striding;
 use crate::qp::work_queue::WqHandle;
 
-/// Bytes of a receive: one that names the next, and a buffer.
+/// Bytes of a receive WQE: the link segment and one SGE.
 const RECEIVE: u32 = 32;
 
 /// Makes a [`StridingQueue`]: from [`RxBuilder::striding`].
@@ -27,19 +27,20 @@ pub struct StridingBuilder<C: Clock = FreeRunning> {
 }
 
 impl<C: Clock> StridingBuilder<C> {
-    /// Buffers in addition to those of the receives; 2 by default. Frames can be kept in so many
-    /// buffers before the device has fewer receives.
+    /// Buffers in addition to those of the receives; 2 by default. Kept frames can occupy this many
+    /// buffers before fewer receives are posted.
     pub fn spares(mut self, spares: u32) -> Self {
         self.spares = spares;
         self
     }
 
-    /// Creates it. It receives the frames of its rules ([`StridingQueue::steer`]), or of its
-    /// target's.
+    /// Creates the queue. It receives the frames of its rules ([`StridingQueue::steer`]), or of its
+    /// target.
     ///
     /// # Errors
     /// Those of [`RxBuilder::build`]; `InvalidInput` for strides outside the device's limits, or
-    /// more of them than a completion queue has entries; `Unsupported` without striding queues.
+    /// more strides than a completion queue can have entries; `Unsupported` if the device has no
+    /// striding queues.
     pub fn build(self) -> Result<StridingQueue<C>> {
         let Self { rx, striding, spares } = self;
         let depth = rx.depth(RECEIVE)?;
@@ -58,7 +59,7 @@ impl<C: Clock> StridingBuilder<C> {
     }
 }
 
-/// One for each stride that the device may have.
+/// Entries of the completion queue: one for each stride of all receives.
 fn completions(depth: u32, striding: Striding) -> Result<u32> {
     depth.checked_mul(striding.strides()).ok_or_else(|| {
         let cause = "a completion queue has an entry for each stride of all receives";
@@ -67,7 +68,7 @@ fn completions(depth: u32, striding: Striding) -> Result<u32> {
     })
 }
 
-/// A target without hashing, whose table leads only to this queue.
+/// Makes a target without hashing, whose table has only this queue.
 fn target<C: Clock>(rx: &RxBuilder<C>, wq: &WqHandle) -> Result<RssTarget> {
     let table = rx.pd.context().create_indirection_table(&[wq])?;
     let options = RssOptions::with_fields(RssFields::empty()).port(rx.port);

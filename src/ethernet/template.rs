@@ -1,8 +1,9 @@
-//! Templates of frames: a whole frame in a work request, with fields that change.
+//! Templates: whole frames in work requests, with named fields.
 
 use uverbs_mlx5::send_queue::{self as provider, EthernetFrame, template_blocks};
 
-/// Blocks of 64 bytes that the template of a frame takes: the parameter of [`Template`].
+/// The parameter `BLOCKS` of the [`Template`] for a frame of `frame_bytes` bytes, in blocks of 64
+/// bytes.
 ///
 /// ```
 /// use uverbs::ethernet::blocks;
@@ -13,12 +14,13 @@ pub const fn blocks(frame_bytes: usize) -> usize {
     template_blocks::<EthernetFrame<'static>>(frame_bytes)
 }
 
-/// A frame that is built once and sent again and again, with other values in its fields: from
+/// A frame that is built once and sent many times with different values in its fields: from
 /// [`TxQueue::template`](super::TxQueue::template).
 ///
-/// The whole frame is inside the work request, so it needs no registered memory, and devices that
-/// want headers inline take it too. `BLOCKS` is at least [`blocks`] of the frame's length; up to 4
-/// blocks go to the device's register at once. Any queue of the device may send it.
+/// The whole frame is inside the work request, so it needs no registered memory, and also works on
+/// devices that require inline headers. `BLOCKS` is at least [`blocks`] of the frame's length;
+/// requests of up to 4 blocks are written directly to the device's BlueFlame register. Any queue of
+/// the device may send it.
 #[derive(Debug, Clone, Copy)]
 pub struct Template<const BLOCKS: usize> {
     pub(super) request: provider::Template<EthernetFrame<'static>, BLOCKS>,
@@ -27,7 +29,7 @@ pub struct Template<const BLOCKS: usize> {
 }
 
 /// A field of a frame: a value of type `V` at byte `AT`, counted from the destination address.
-/// Numbers are big-endian. Declare it as a constant, and set it by that name:
+/// Numbers are big-endian. Declare it as a constant:
 ///
 /// ```
 /// use uverbs::ethernet::{Field, Template};
@@ -47,7 +49,7 @@ impl<V, const AT: usize> Field<V, AT> {
     }
 }
 
-/// What a field can hold: numbers, and arrays of bytes.
+/// Types of fields: integers and byte arrays.
 pub trait Value: sealed::Put + Copy {}
 
 mod sealed {
@@ -58,7 +60,7 @@ mod sealed {
 
         fn take<const AT: usize, const BLOCKS: usize>(from: &Template<BLOCKS>) -> Option<Self>;
 
-        /// The sum of its 16-bit words where it is at byte `AT`, an even number.
+        /// The sum of the 16-bit words of the field at byte `AT`.
         fn words<const AT: usize>(self) -> u64;
     }
 }
@@ -70,7 +72,7 @@ fn words(at: usize, bytes: &[u8]) -> u64 {
     bytes.iter().enumerate().map(word).sum()
 }
 
-/// The ones' complement sum of 16 bits.
+/// Folds the sum to 16 bits, in ones' complement.
 #[inline(always)]
 fn folded(sum: u64) -> u64 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -81,8 +83,8 @@ fn folded(sum: u64) -> u64 {
 
 /// The checksum at byte `AT` of a frame, for [`Template::patch`].
 ///
-/// The IPv4 header's is at byte 24 of a frame without VLAN tag and options, UDP's at byte 40 and
-/// TCP's at byte 50 after such a header.
+/// In a frame without VLAN tag and IPv4 options, the IPv4 header's checksum is at byte 24, UDP's at
+/// byte 40 and TCP's at byte 50.
 #[derive(Debug, Clone, Copy)]
 pub struct Sum<const AT: usize> {
     /// A checksum of 0 means that there is none (RFC 768).
@@ -96,14 +98,14 @@ impl<const AT: usize> Sum<AT> {
         Self { zero_is_none: false }
     }
 
-    /// The checksum of a UDP datagram: one without a checksum keeps none.
+    /// The checksum of a UDP datagram. A checksum of 0, which means none, stays 0.
     pub const fn udp() -> Self {
         const { assert!(AT % 2 == 0, "a checksum is at an even byte") };
         Self { zero_is_none: true }
     }
 
-    /// The checksum after words of the sum `old` became words of the sum `new` (RFC 1624, equation
-    /// 3).
+    /// The checksum after words with the sum `old` changed to words with the sum `new` (RFC 1624,
+    /// equation 3).
     #[inline(always)]
     fn changed(self, was: u16, old: u64, new: u64) -> u16 {
         if self.zero_is_none && was == 0 {
@@ -169,8 +171,7 @@ impl<const N: usize> sealed::Put for [u8; N] {
 impl<const N: usize> Value for [u8; N] {}
 
 impl<const BLOCKS: usize> Template<BLOCKS> {
-    /// Gives a field another value. Returns false and changes nothing unless all of the field is
-    /// inside the frame.
+    /// Sets a field. Returns false and changes nothing unless all of the field is inside the frame.
     #[inline(always)]
     #[must_use]
     pub fn set<V: Value, const AT: usize>(&mut self, _: Field<V, AT>, value: V) -> bool {
@@ -183,11 +184,11 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
         V::take::<AT, BLOCKS>(self)
     }
 
-    /// Gives a field another value, and updates a checksum that covers it (RFC 1624): for frames
-    /// whose checksums the device does not compute. The checksum of a TCP or UDP segment covers its
-    /// header, its data and the addresses; that of an IPv4 header covers the header. The checksum
-    /// must have been right before, see [`fill_checksums`](super::fill_checksums). Returns false
-    /// and changes nothing unless field and checksum are inside the frame.
+    /// Sets a field and updates a checksum that covers it (RFC 1624), for frames whose checksums
+    /// the device does not compute. A TCP or UDP checksum covers its header, its data and the IP
+    /// addresses; an IPv4 checksum covers the IPv4 header. The old checksum must be correct, see
+    /// [`fill_checksums`](super::fill_checksums). Returns false and changes nothing unless field
+    /// and checksum are inside the frame.
     ///
     /// ```
     /// use uverbs::ethernet::{Field, Sum, Template};
@@ -211,17 +212,17 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
         self.set(field, value) && self.set(at, now)
     }
 
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Makes the frame `bytes` bytes long: at least 18 and at most [`Template::longest`], its first
-    /// length. Otherwise it returns false and changes nothing. The lengths in its headers are
-    /// fields of their own. Sending is fastest while the frame takes all `BLOCKS` blocks.
+    /// Sets the length of the frame to 18 bytes up to [`Template::longest`]. For another length it
+    /// returns false and changes nothing. Length fields in the headers are not updated. Sending is
+    /// fastest while the frame takes all `BLOCKS` blocks.
     ///
-    /// Bytes beyond the end keep their values for when the frame is longer again, but their fields
-    /// cannot be set.
+    /// Bytes beyond the end keep their values and return when the frame is made longer, but fields
+    /// there cannot be set.
     #[inline(always)]
     #[must_use]
     pub fn set_length(&mut self, bytes: usize) -> bool {
@@ -232,38 +233,38 @@ impl<const BLOCKS: usize> Template<BLOCKS> {
         fits
     }
 
-    /// Bytes of the longest frame that it can become: as many as it was made with.
+    /// The greatest length in bytes: that of the frame it was made with.
     pub fn longest(&self) -> usize {
         self.longest
     }
 }
 
-/// A frame whose start is a template, and whose end is in memory: for frames beyond the largest
-/// inline size, and for ends that never change. From
-/// [`TxQueue::template_with_tail`](super::TxQueue::template_with_tail), and only that queue sends
-/// it, because it keeps the memory.
+/// A frame whose start is a template and whose end is in memory: for frames longer than the inline
+/// limit, and for ends that never change. It is made by
+/// [`TxQueue::template_with_tail`](super::TxQueue::template_with_tail). Only the same queue can
+/// send it, because that queue keeps the memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Tailed<const BLOCKS: usize> {
     pub(super) start: Template<BLOCKS>,
     pub(super) tail: usize,
-    /// The queue that has the memory.
+    /// Identity of the queue that keeps the memory.
     pub(super) queue: u64,
 }
 
-/// Blocks of 64 bytes that a frame takes of which `start_bytes` bytes are in the template: the
-/// parameter of [`Tailed`].
+/// The parameter `BLOCKS` of the [`Tailed`] frame with `start_bytes` bytes in the template, in
+/// blocks of 64 bytes.
 ///
 /// ```
 /// use uverbs::ethernet::blocks_with_tail;
 /// assert_eq!(blocks_with_tail(42), 2);
 /// ```
 pub const fn blocks_with_tail(start_bytes: usize) -> usize {
-    // Byte 0 is at byte 30 of the request, and the tail's segment begins a lane of 16 bytes.
+    // Byte 0 is at byte 30 of the request; the tail's segment is aligned to 16 bytes.
     ((30 + start_bytes).div_ceil(16) + 1).div_ceil(4)
 }
 
 impl<const BLOCKS: usize> Tailed<BLOCKS> {
-    /// Gives a field of the start another value: see [`Template::set`].
+    /// Sets a field of the start: see [`Template::set`].
     #[inline(always)]
     #[must_use]
     pub fn set<V: Value, const AT: usize>(&mut self, field: Field<V, AT>, value: V) -> bool {
@@ -276,7 +277,7 @@ impl<const BLOCKS: usize> Tailed<BLOCKS> {
         self.start.get(field)
     }
 
-    /// Gives a field of the start another value and updates a checksum: see [`Template::patch`].
+    /// Sets a field of the start and updates a checksum: see [`Template::patch`].
     #[inline(always)]
     #[must_use]
     pub fn patch<V: Value, const AT: usize, const SUM: usize>(
@@ -288,7 +289,7 @@ impl<const BLOCKS: usize> Tailed<BLOCKS> {
         self.start.patch(field, value, sum)
     }
 
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub fn length(&self) -> usize {
         self.start.length + self.tail
     }

@@ -1,4 +1,4 @@
-//! The send queue of frames: sends templates, at once or staged.
+//! The send queue of frames.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,40 +16,40 @@ use crate::memory::posting::Refused;
 use crate::memory::slot::Slot;
 use crate::qp::{PostError, PostFlags};
 
-/// A queue of frames to send: from
+/// A send queue of frames: from
 /// [`ProtectionDomain::create_tx_queue`](crate::ProtectionDomain::create_tx_queue).
 ///
-/// One thread uses it at a time. Its timestamps are of clock `C`.
+/// One thread uses it at a time. `C` is the clock of its timestamps.
 pub struct TxQueue<C: Clock = FreeRunning> {
     ring: TxRing,
     cq: CompletionQueue<Raw>,
     /// Frames per completion.
     every: u32,
-    /// Frames until the next completion; 0 once a frame has failed.
+    /// Frames until the next completion; 0 after a frame has failed.
     left: u32,
     counters: TxCounters,
     clock: PhantomData<C>,
 }
 
-/// What a [`TxQueue`] has counted.
+/// The counters of a [`TxQueue`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TxCounters {
-    /// Frames that were sent.
+    /// Posted frames.
     pub sent: u64,
-    /// Polled completions of frames that were sent.
+    /// Polled completions of successful frames.
     pub completed: u64,
-    /// Polled completions of frames that failed. The queue sends no frames after the first one.
+    /// Polled completions of failed frames. The queue sends no frame after the first failure.
     pub failed: u64,
 }
 
-/// The completion of a frame. All frames before it have been sent, too.
+/// The completion of a frame. If it succeeded, all frames before it have also been sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent<C> {
-    /// The id that it was sent with.
+    /// The frame's id.
     pub id: u64,
     /// When the device completed it.
     pub timestamp: Timestamp<C>,
-    /// How it ended; all but `Success` stop the queue.
+    /// The status; any status other than `Success` stops the queue.
     pub status: Status,
 }
 
@@ -69,14 +69,14 @@ impl<C: Clock> TxQueue<C> {
         Self { ring, cq, every, left: every, counters, clock: PhantomData }
     }
 
-    /// Builds a template from which frames are sent again and again. `frame` begins with the
-    /// destination address, contains the VLAN tag if there is one, and has no frame check sequence.
-    /// The device computes the checksums that `offload` asks for (layers 3 and 4) in each frame.
+    /// Builds a template for sending frames. `frame` begins with the destination address, contains
+    /// the VLAN tag if there is one, and has no frame check sequence. `offload` selects the
+    /// checksums (layers 3 and 4) that the device computes in each frame.
     ///
     /// # Errors
     /// [`PostError::NotATemplate`] if it takes more than `BLOCKS` blocks
-    /// ([`blocks`](super::blocks)); `InlineTooLong` if it is longer than the queue was made for;
-    /// `BadHeader` if it is shorter than a header; `VlanWithHeader` if `offload` asks for a tag.
+    /// ([`blocks`](super::blocks)); `InlineTooLong` if it is longer than the queue allows;
+    /// `BadHeader` if it is shorter than a header; `VlanWithHeader` if `offload` has a VLAN tag.
     pub fn template<const BLOCKS: usize>(
         &mut self,
         frame: &[u8],
@@ -86,13 +86,13 @@ impl<C: Clock> TxQueue<C> {
     }
 
     /// Builds a frame whose start is in the work request, and whose end the device reads from
-    /// `tail`, the filled part of a slot. The queue keeps the slot for as long as it exists, since
+    /// `tail`, the filled part of a slot. The queue keeps the slot as long as it exists, because
     /// the device may read it at any time. `BLOCKS` is
     /// [`blocks_with_tail`](super::blocks_with_tail) of the start's length.
     ///
     /// # Errors
-    /// The slot comes back: `ForeignMemory` if it is of another protection domain, `NotATemplate`
-    /// if it is empty; else as for [`TxQueue::template`].
+    /// The slot, with the reason: `ForeignMemory` if it is of another protection domain,
+    /// `NotATemplate` if it is empty; otherwise as for [`TxQueue::template`].
     pub fn template_with_tail<const BLOCKS: usize>(
         &mut self,
         start: &[u8],
@@ -102,7 +102,7 @@ impl<C: Clock> TxQueue<C> {
         self.ring.tailed(start, tail, offload)
     }
 
-    /// Sends a frame: builds it and rings the doorbell. If it generates a completion, that has this
+    /// Posts a frame and rings the doorbell. If the frame generates a completion, that has this
     /// `id`.
     ///
     /// It is fastest to copy the template and set the copy's fields just before the call: the
@@ -110,9 +110,8 @@ impl<C: Clock> TxQueue<C> {
     ///
     /// # Errors
     /// [`PostError::Full`] while too many frames are outstanding: [`TxQueue::poll`] or
-    /// [`TxQueue::reap`] makes space. `QueueFailed` once one of these has found a failed frame:
-    /// the queue sends no more frames. `InlineTooLong` for a template of another queue that is
-    /// longer than this queue allows.
+    /// [`TxQueue::reap`] makes space. `QueueFailed` after one of these has found a failed frame.
+    /// `InlineTooLong` for a template of another queue that is longer than this queue allows.
     #[inline(always)]
     pub fn send<const BLOCKS: usize>(
         &mut self,
@@ -137,7 +136,7 @@ impl<C: Clock> TxQueue<C> {
         Ok(())
     }
 
-    /// Sends a frame that begins in a template and ends in memory.
+    /// As [`TxQueue::send`], for a frame that ends in memory.
     ///
     /// # Errors
     /// As for [`TxQueue::send`]; `ForeignMemory` for a frame of another queue.
@@ -150,8 +149,8 @@ impl<C: Clock> TxQueue<C> {
         self.send_any(id, frame)
     }
 
-    /// As [`TxQueue::send`], but the frame always generates a completion: [`TxQueue::poll`] returns
-    /// the time at which it was sent, with this `id`.
+    /// As [`TxQueue::send`], but the frame always generates a completion, with its time and this
+    /// `id`.
     ///
     /// # Errors
     /// As for [`TxQueue::send`].
@@ -178,8 +177,8 @@ impl<C: Clock> TxQueue<C> {
         Ok(())
     }
 
-    /// Builds a frame in the ring without sending it. [`Staged::fire`] rings the doorbell; dropping
-    /// the [`Staged`] discards the frame. The device sees nothing before [`Staged::fire`].
+    /// Builds a frame in the ring without sending it. [`Staged::fire`] rings the doorbell and so
+    /// sends it; dropping the [`Staged`] discards it.
     ///
     /// ```no_run
     /// # use uverbs::ethernet::{Template, TxQueue};
@@ -213,8 +212,8 @@ impl<C: Clock> TxQueue<C> {
         Ok(staged)
     }
 
-    /// Does all that sending a frame does, except for the doorbell, so that the code, the template
-    /// and the queue's memory are in the caches. No frame is sent.
+    /// Does the work of sending a frame except the doorbell, so that the code, the template and the
+    /// queue's memory are in the caches. No frame is sent.
     ///
     /// # Errors
     /// As for [`TxQueue::send`].
@@ -244,8 +243,8 @@ impl<C: Clock> TxQueue<C> {
         Ok(sent)
     }
 
-    /// Polls all completions, counts them, and returns how many frames there is space for. A failed
-    /// queue has space, too, but sends no frames: see [`TxCounters::failed`].
+    /// Polls and counts all completions. Returns the number of frames that can be posted. A failed
+    /// queue can have space too, but sends no frames: see [`TxCounters::failed`].
     pub fn reap(&mut self) -> u32 {
         while self.poll().is_ok() {}
         self.ring.free_requests()
@@ -266,7 +265,7 @@ impl<C: Clock> TxQueue<C> {
         self.ring.queue_pair().context()
     }
 
-    /// Limits the rate at which it sends: see
+    /// Sets the rate limit: see
     /// [`QueuePair::modify_rate_limit`](crate::qp::QueuePair::modify_rate_limit).
     ///
     /// # Errors
@@ -278,7 +277,7 @@ impl<C: Clock> TxQueue<C> {
     /// Destroys the queue.
     ///
     /// # Errors
-    /// Errors of the kernel. The queue comes back and still works.
+    /// Errors of the kernel. The queue is returned and still works.
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.ring.end().map_err(|error| DestroyError::new(self, error))
     }
@@ -292,8 +291,7 @@ struct Plan {
     staged: u32,
 }
 
-/// Frames in the ring that the device does not know of yet: from [`TxQueue::stage`]. Dropping it
-/// discards them.
+/// Frames in the ring without a doorbell: from [`TxQueue::stage`]. Dropping it discards them.
 #[derive(Debug)]
 #[must_use = "nothing is sent before it is fired"]
 pub struct Staged<'q> {
@@ -307,7 +305,7 @@ impl Staged<'_> {
     /// Builds another frame after the others, for the same doorbell.
     ///
     /// # Errors
-    /// [`PostError::Full`]; the frames before it stay.
+    /// [`PostError::Full`]; the frames before it stay staged.
     #[inline(always)]
     pub fn add<const BLOCKS: usize>(
         &mut self,

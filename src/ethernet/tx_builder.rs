@@ -1,4 +1,4 @@
-//! Making send queues.
+//! Making send queues of frames.
 
 use std::marker::PhantomData;
 
@@ -13,10 +13,11 @@ use crate::memory::pd::ProtectionDomain;
 use crate::qp::qp_type::RawPacket;
 
 const VERB: &str = "create_tx_queue";
-/// The first bytes of a frame are in the Ethernet segment itself, and count as no inline data.
+/// Bytes at the start of a frame that are in the Ethernet segment itself, and do not count as
+/// inline data.
 const BESIDE: u32 = 2;
-/// Bytes of the longest frame of a template of [`ALWAYS_BLOCKS`]. Each queue has space for those,
-/// so that sending one checks no length.
+/// Bytes of the longest frame that fits [`ALWAYS_BLOCKS`]. Every queue has space for such frames,
+/// so sending one needs no check of the length.
 const ALWAYS: u32 = 226;
 const _: () = assert!(blocks(ALWAYS as usize) == ALWAYS_BLOCKS);
 const _: () = assert!(blocks(ALWAYS as usize + 1) > ALWAYS_BLOCKS);
@@ -24,7 +25,7 @@ const _: () = assert!(blocks(ALWAYS as usize + 1) > ALWAYS_BLOCKS);
 /// Makes a [`TxQueue`]: from [`ProtectionDomain::create_tx_queue`].
 ///
 /// The defaults: frames of up to 226 bytes, the most that one BlueFlame copy takes; a completion
-/// for every 64th frame, or for each half of a short queue; free-running timestamps; port 1.
+/// for every 64th frame, or twice per depth if that is more often; free-running timestamps; port 1.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct TxBuilder<C: Clock = FreeRunning> {
@@ -37,7 +38,7 @@ pub struct TxBuilder<C: Clock = FreeRunning> {
 }
 
 impl ProtectionDomain {
-    /// Begins to build a queue that sends frames, of which at least `depth` may be outstanding.
+    /// Starts building a send queue of frames, of which at least `depth` may be outstanding.
     pub fn create_tx_queue(&self, depth: u32) -> TxBuilder {
         let every = (depth / 2).clamp(1, 64);
         TxBuilder {
@@ -52,21 +53,21 @@ impl ProtectionDomain {
 }
 
 impl<C: Clock> TxBuilder<C> {
-    /// Bytes of the longest frame of a template, 226 at least. Longer frames end in memory:
+    /// Bytes of the longest template, at least 226. Longer frames end in memory:
     /// [`TxQueue::template_with_tail`].
     pub fn frame_bytes(mut self, bytes: u32) -> Self {
         self.frame_bytes = bytes.max(ALWAYS);
         self
     }
 
-    /// Every `frames`th frame has a completion, at most half of the depth: 1 for the timestamp of
-    /// each.
+    /// Sets how many frames there are per completion: 1 up to half of the depth. With 1 each frame
+    /// has a timestamp.
     pub fn completion_every(mut self, frames: u32) -> Self {
         self.every = frames;
         self
     }
 
-    /// Its rings and doorbell records are in `memory`: see
+    /// Takes the memory of its rings and doorbell records from `memory`: see
     /// [`RxBuilder::memory`](super::RxBuilder::memory).
     pub fn memory(mut self, memory: &QueueMemory) -> Self {
         self.pd = self.pd.with_queue_memory(memory);
@@ -79,7 +80,7 @@ impl<C: Clock> TxBuilder<C> {
         self
     }
 
-    /// Timestamps are UTC, from the device's PTP hardware clock.
+    /// Takes timestamps from the device's PTP hardware clock ([`RealTime`]).
     pub fn real_time(self) -> TxBuilder<RealTime> {
         TxBuilder {
             pd: self.pd,
@@ -91,12 +92,12 @@ impl<C: Clock> TxBuilder<C> {
         }
     }
 
-    /// Creates it, ready to send.
+    /// Creates the queue, ready to send.
     ///
     /// # Errors
-    /// `InvalidInput` for a depth, a length or a number of completions out of range; `Unsupported`
-    /// for a port that is not an Ethernet port, or for what the device lacks; EPERM without
-    /// CAP_NET_RAW; other errors of the kernel.
+    /// `InvalidInput` for a depth, a length or a number of frames per completion out of range;
+    /// `Unsupported` for a port that is not an Ethernet port, or options that the device lacks;
+    /// EPERM without CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<TxQueue<C>> {
         if self.depth == 0 {
             return Err(Error::invalid(VERB, "a queue has space for at least one frame"));
@@ -105,7 +106,7 @@ impl<C: Clock> TxBuilder<C> {
             let cause = "a completion is for 1 frame up to half of the depth";
             return Err(Error::invalid(VERB, cause).asked(format!("every {} frames", self.every)));
         }
-        // The ring is rounded up, so up to twice as many frames may be granted.
+        // The depth is rounded up, so up to twice as many frames may be granted.
         let entries = self.depth.saturating_mul(2);
         let cq = self.pd.context().create_raw_cq(entries).timestamps(format::<C>());
         let cq = in_memory_of(&self.pd, cq).build()?;

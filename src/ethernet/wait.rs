@@ -15,17 +15,16 @@ const VERB: &str = "wait";
 macro_rules! waits {
     ($queue:ident) => {
         impl<C: Clock> $queue<C> {
-            /// Waits until there is something to poll: looks `spins` times without a system call,
-            /// then sleeps until the device raises an event, or until `timeout` is over. False if
-            /// there was nothing to the end.
+            /// Waits until there is something to poll: checks `spins` times without a system call,
+            /// then sleeps until the device raises an event. Returns false after `timeout`.
             ///
-            /// No frame is lost in between: the queue is looked at once more after the event was
-            /// asked for.
+            /// It cannot miss a frame, because it checks the queue once more after requesting the
+            /// event.
             ///
             /// # Errors
             /// `InvalidInput` without events ([`RxBuilder::without_events`](super::RxBuilder)),
-            /// unless spinning found something; `Interrupted` by a signal; why the queue receives
-            /// nothing any more.
+            /// unless spinning found something; `Interrupted` by a signal; the error of a failed
+            /// queue.
             pub fn wait(&mut self, spins: u32, timeout: Option<Duration>) -> Result<bool> {
                 if (0..spins).any(|_| spin(&self.ring)) {
                     return Ok(true);
@@ -34,17 +33,17 @@ macro_rules! waits {
                 sleep(&mut self.ring, self.channel.as_ref().ok_or_else(no_events)?, until)
             }
 
-            /// For poll(2) and epoll(7), after `arm_events`; `None` without events.
+            /// The file for poll(2) and epoll(7), after `arm_events`; `None` without events.
             pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
                 self.channel.as_ref().map(AsFd::as_fd)
             }
 
-            /// Asks for an event at the next frame: `event_fd` becomes readable then. Poll once
-            /// more afterwards, before waiting: a frame that came just before raises none. Takes
-            /// the events that are there.
+            /// Takes pending events and requests an event at the next frame, which makes `event_fd`
+            /// readable. Poll once more before waiting: a frame that arrived before this call
+            /// raises no event.
             ///
             /// # Errors
-            /// `InvalidInput` without events; `DeviceGone` (EIO) once the device is gone.
+            /// `InvalidInput` without events; `DeviceGone` (EIO) after the device was removed.
             pub fn arm_events(&mut self) -> Result<()> {
                 let Some(channel) = &self.channel else { return Err(no_events()) };
                 while let Some(event) = some(channel.try_get_event())? {
@@ -88,7 +87,7 @@ fn sleep(
         if !channel.wait_event(&[], left)? {
             return Ok(queue.has_something());
         }
-        // An event of before may be among them: then nothing is there yet.
+        // The event may be an old one, without a new frame; then the loop waits again.
         while let Some(event) = some(channel.try_get_event())? {
             event.acknowledge();
         }

@@ -8,19 +8,19 @@ use super::{
 };
 use crate::error::Result;
 
-/// Bytes of the longest block whose body is looked at: a frame and its options.
+/// Bytes of the longest block whose body is read: a frame and its options.
 const LONGEST_BLOCK: u32 = LONGEST + 65_536;
-/// Interfaces of a section, at most.
+/// Most interfaces of a section.
 const MAX_INTERFACES: usize = 65_536;
 const IF_TSRESOL: u16 = 9;
 const IF_TSOFFSET: u16 = 14;
 
-/// What a reader knows of the current section.
+/// The reader's state in the current section.
 #[derive(Debug)]
 pub(super) struct Sections {
     order: Order,
     interfaces: Vec<Interface>,
-    /// The time of the last frame: simple packet blocks have none.
+    /// The time of the last frame, for simple packet blocks, which have none.
     time: u64,
 }
 
@@ -34,9 +34,9 @@ struct Interface {
 
 #[derive(Debug, Clone, Copy)]
 enum Resolution {
-    /// 10 to the power of this many timestamps per second.
+    /// 10^n timestamp units per second.
     Decimal(u8),
-    /// 2 to the power of this many.
+    /// 2^n timestamp units per second.
     Binary(u8),
 }
 
@@ -69,7 +69,7 @@ impl Interface {
 }
 
 impl Sections {
-    /// Reads the first section header; its type has been read.
+    /// Reads the first section header, after its type.
     pub(super) fn first(source: &mut Source<impl Read>) -> Result<Self> {
         let mut sections = Self { order: Order::Little, interfaces: Vec::new(), time: 0 };
         sections.section(source)?;
@@ -94,7 +94,8 @@ impl Sections {
         self.end(source, total)
     }
 
-    /// The rest of a block's body; `before` bytes of the block are its headers and trailer.
+    /// Reads the rest of a block's body. `before` is the number of bytes of the block's header and
+    /// trailer.
     fn body(&self, source: &mut Source<impl Read>, total: u32, before: u32) -> Result<Vec<u8>> {
         self.check(source, total, before)?;
         if total > LONGEST_BLOCK {
@@ -180,7 +181,7 @@ impl Sections {
         (u64::from(high) << 32 | u64::from(low)) as i64
     }
 
-    /// Code and value of each option, up to the end or to one that is cut.
+    /// Code and value of each option, up to the end or a truncated one.
     fn options<'b>(&self, mut options: &'b [u8]) -> impl Iterator<Item = (u16, &'b [u8])> {
         let order = self.order;
         std::iter::from_fn(move || {

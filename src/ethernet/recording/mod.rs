@@ -1,8 +1,8 @@
 //! Recordings of frames: pcap and pcapng files.
 //!
-//! [`Recorder`] writes pcapng with nanosecond times, and counts of frames that were dropped.
-//! [`Recording`] reads pcap (microseconds and nanoseconds) and pcapng, of both byte orders. It
-//! believes nothing that a file says: lengths are checked before memory is taken.
+//! [`Recorder`] writes pcapng with nanosecond timestamps and drop counts. [`Recording`] reads pcap
+//! (microseconds and nanoseconds) and pcapng, of both byte orders. It does not trust the file:
+//! lengths are checked before memory is allocated.
 //!
 //! ```
 //! use uverbs::ethernet::recording::{Recorder, Recording};
@@ -22,7 +22,7 @@ mod write;
 pub use read::{Recorded, Recording};
 pub use write::{Recorder, Snapped};
 
-/// Bytes of the longest frame that is read: libpcap's greatest snapshot length
+/// Bytes of the longest frame that [`Recording`] accepts: libpcap's greatest snapshot length
 /// (MAXIMUM_SNAPLEN, pcap-int.h).
 pub const LONGEST: u32 = 262_144;
 

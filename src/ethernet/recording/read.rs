@@ -1,4 +1,4 @@
-//! Reading recordings: which format it is, then frame by frame.
+//! Reading recordings.
 
 use std::io::{self, Read};
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 const VERB: &str = "read_recording";
 const MICROSECONDS: u32 = 0xa1b2_c3d4;
 const NANOSECONDS: u32 = 0xa1b2_3c4d;
-/// The format of some old Linux distributions, with longer headers of frames.
+/// The format of some old Linux distributions, with longer frame headers.
 const MODIFIED: u32 = 0xa1b2_cd34;
 
 /// A frame of a recording.
@@ -17,9 +17,9 @@ const MODIFIED: u32 = 0xa1b2_cd34;
 pub struct Recorded {
     /// Nanoseconds since 1970.
     pub time: u64,
-    /// Bytes of the frame on the wire: more than were recorded, if a snapshot length cut it.
+    /// Bytes of the frame on the wire. May be more than `bytes` has, if only a part was recorded.
     pub length: u32,
-    /// From the destination address on, without check sequence.
+    /// The recorded bytes, from the destination address on, without the check sequence (FCS).
     pub bytes: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ impl Recorded {
     }
 }
 
-/// Reads a recording frame by frame. Give it a buffered reader. The first error is the last item.
+/// Reads a recording frame by frame. Give it a buffered reader. The iterator ends after an error.
 #[derive(Debug)]
 pub struct Recording<R> {
     source: Source<R>,
@@ -44,13 +44,13 @@ enum Format {
     Pcapng(Sections),
 }
 
-/// What the header of a pcap file says.
+/// Contents of the header of a pcap file.
 #[derive(Debug, Clone, Copy)]
 struct Pcap {
     order: Order,
-    /// Nanoseconds of a fraction.
+    /// Nanoseconds per unit of the timestamps' fraction.
     fraction: u32,
-    /// Bytes of the check sequence behind each frame.
+    /// Bytes of the check sequence after each frame.
     check_sequence: u32,
 }
 
@@ -85,7 +85,7 @@ impl Order {
     }
 }
 
-/// Where the bytes come from, and how many came.
+/// The reader, and the number of bytes read.
 #[derive(Debug)]
 pub(super) struct Source<R> {
     from: R,
@@ -93,7 +93,7 @@ pub(super) struct Source<R> {
 }
 
 impl<R: Read> Source<R> {
-    /// `N` bytes; `None` where the file ends before the first of them.
+    /// Reads `N` bytes; `None` if the file ends before the first of them.
     pub(super) fn header<const N: usize>(&mut self, of: &str) -> Result<Option<[u8; N]>> {
         let mut bytes = [0; N];
         match self.fill(&mut bytes)? {
@@ -107,7 +107,7 @@ impl<R: Read> Source<R> {
         self.header(of)?.ok_or_else(|| self.truncated(of))
     }
 
-    /// Reads `count` bytes. Memory grows as they arrive: the count may be wrong.
+    /// Reads `count` bytes. Allocates as they arrive, because the count may be wrong.
     pub(super) fn bytes(&mut self, count: u32, of: &str) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = (&mut self.from).take(count.into()).read_to_end(&mut bytes);
@@ -116,7 +116,7 @@ impl<R: Read> Source<R> {
         if bytes.len() < count as usize { Err(self.truncated(of)) } else { Ok(bytes) }
     }
 
-    /// Goes past so many bytes.
+    /// Skips `count` bytes.
     pub(super) fn skip(&mut self, count: u32, of: &str) -> Result<()> {
         let copied = io::copy(&mut (&mut self.from).take(count.into()), &mut io::sink());
         let copied = copied.map_err(|error| Error::io(VERB, &error))?;
@@ -142,12 +142,12 @@ impl<R: Read> Source<R> {
         self.refuse(format!("the file ends within {of}"))
     }
 
-    /// An error with the place.
+    /// An error with the offset in the file.
     pub(super) fn refuse(&self, cause: impl Into<String>) -> Error {
         Error::invalid(VERB, cause.into()).asked(format!("byte {}", self.at))
     }
 
-    /// Refuses frames that no recorder writes.
+    /// Refuses frames longer than [`LONGEST`].
     pub(super) fn check_length(&self, recorded: u32) -> Result<()> {
         if recorded <= LONGEST {
             return Ok(());
@@ -159,11 +159,10 @@ impl<R: Read> Source<R> {
 }
 
 impl<R: Read> Recording<R> {
-    /// Looks at the start of a file.
+    /// Reads the file's header.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a recording, or one of something else than Ethernet; what
-    /// reading says.
+    /// `InvalidInput` if it is not a recording of Ethernet frames; I/O errors.
     pub fn new(from: R) -> Result<Self> {
         let mut source = Source { from, at: 0 };
         let Some(first) = source.header("the first word")? else {
@@ -188,7 +187,7 @@ impl<R: Read> Recording<R> {
 }
 
 impl Pcap {
-    /// What follows the magic number.
+    /// Reads the header after the magic number.
     fn read(source: &mut Source<impl Read>, magic: u32, order: Order) -> Result<Self> {
         let [version, _, _, _, link] = order.words(&source.exactly::<20>("the file's header")?);
         let major = if order == Order::Little { version & 0xffff } else { version >> 16 };
@@ -197,7 +196,7 @@ impl Pcap {
         }
         check_link(source, link as u16)?;
         let fraction = if magic == NANOSECONDS { 1 } else { 1000 };
-        // The upper bits say whether frames have their check sequences, and how long these are
+        // The upper bits say whether frames have check sequences, and their length
         // (draft-ietf-opsawg-pcap, section 4).
         let check_sequence = if link & 1 << 26 != 0 { (link >> 28) * 2 } else { 0 };
         Ok(Self { order, fraction, check_sequence })
@@ -216,7 +215,7 @@ impl Pcap {
     }
 }
 
-/// Refuses frames of another kind.
+/// Refuses other link types than Ethernet.
 pub(super) fn check_link(source: &Source<impl Read>, link: u16) -> Result<()> {
     if link == ETHERNET {
         return Ok(());

@@ -76,7 +76,7 @@ fn pcap_of_both_orders_and_resolutions_is_read() {
 #[test]
 fn check_sequences_of_a_recording_are_no_part_of_frames() {
     let mut file = pcap(0xa1b2_3c4d, false, 0);
-    // Two units of two bytes behind each frame.
+    // Two units of two bytes after each frame.
     file[20..24].copy_from_slice(&(1u32 | 1 << 26 | 2 << 28).to_le_bytes());
     file[36..40].copy_from_slice(&10u32.to_le_bytes());
     let frames = read(&file).expect("a recording");
@@ -133,7 +133,7 @@ fn a_file_that_is_not_a_capture_is_refused_with_the_cause() {
     refused(&with(84, 7), "interface 7");
     refused(&with(96, 400), "shorter block");
     refused(&with(96, u32::MAX), "damaged");
-    // An unknown block that claims more than there is takes no memory.
+    // An unknown block with a length beyond the file takes no memory.
     refused(&with(64, 0xffff_fff0), "ends within a block");
 }
 

@@ -16,27 +16,27 @@ const NANOSECONDS: u8 = 9;
 
 /// Writes frames to a pcapng file. Give it a buffered writer.
 ///
-/// A frame is written as its header and its bytes: no copy is made, nothing is allocated.
+/// Writing a frame makes no copy and no allocation.
 #[derive(Debug)]
 pub struct Recorder<W: Write> {
     to: W,
     bytes: u64,
 }
 
-/// A frame of which only the start is recorded.
+/// A frame that is recorded only in part.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapped<'f> {
-    /// What is recorded.
+    /// The recorded bytes, from the start of the frame.
     pub start: &'f [u8],
     /// Bytes of the whole frame.
     pub length: u32,
 }
 
 impl<W: Write> Recorder<W> {
-    /// Begins a file: `interface` names where the frames are from.
+    /// Writes the file's header. `interface` is the name of the frames' source.
     ///
     /// # Errors
-    /// Errors of writing.
+    /// I/O errors.
     pub fn new(to: W, interface: &str) -> Result<Self> {
         let mut recorder = Self { to, bytes: 0 };
         let mut section = Vec::new();
@@ -48,7 +48,7 @@ impl<W: Write> Recorder<W> {
         option(&mut section, USER_APPLICATION, by.as_bytes());
         let mut interface_block = Vec::new();
         interface_block.extend_from_slice(&ETHERNET.to_le_bytes());
-        // Reserved, and no limit of a frame's length.
+        // Reserved, and a snapshot length of 0: no limit.
         interface_block.extend_from_slice(&[0; 6]);
         let name = interface.as_bytes();
         option(&mut interface_block, IF_NAME, name.get(..255).unwrap_or(name));
@@ -59,15 +59,15 @@ impl<W: Write> Recorder<W> {
         Ok(recorder)
     }
 
-    /// Records a frame that came at `time`, in nanoseconds since 1970.
+    /// Records a frame that arrived at `time`, in nanoseconds since 1970.
     ///
     /// # Errors
-    /// Errors of writing: ENOSPC where the disk is full.
+    /// I/O errors, such as ENOSPC.
     pub fn write(&mut self, time: u64, frame: &[u8]) -> Result<()> {
         self.write_start(time, Snapped { start: frame, length: frame.len() as u32 })
     }
 
-    /// As [`Recorder::write`], if only the start of a frame is known.
+    /// As [`Recorder::write`], for the start of a frame.
     ///
     /// # Errors
     /// As for [`Recorder::write`].
@@ -101,7 +101,7 @@ impl<W: Write> Recorder<W> {
         Ok(())
     }
 
-    /// Records how many frames came and how many of them were dropped until `time`.
+    /// Records the number of frames that arrived until `time`, and of those that were dropped.
     ///
     /// # Errors
     /// As for [`Recorder::write`].
@@ -115,7 +115,7 @@ impl<W: Write> Recorder<W> {
         self.block(STATISTICS, &end(body)).map_err(|error| failed(&error))
     }
 
-    /// Hands what was buffered to the operating system.
+    /// Flushes the writer.
     ///
     /// # Errors
     /// As for [`Recorder::write`].
@@ -123,18 +123,18 @@ impl<W: Write> Recorder<W> {
         self.to.flush().map_err(|error| failed(&error))
     }
 
-    /// Bytes of the file so far.
+    /// Bytes written so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The writer that it was made of; flushed, if nothing failed.
+    /// Returns the writer. Tries to flush it, and ignores errors.
     pub fn into_inner(mut self) -> W {
         let _ = self.to.flush();
         self.to
     }
 
-    /// A block whose body is a multiple of four bytes long.
+    /// Writes a block. The length of its body is a multiple of four bytes.
     fn block(&mut self, kind: u32, body: &[u8]) -> io::Result<()> {
         let total = body.len() as u32 + 12;
         for bytes in [&kind.to_le_bytes(), &total.to_le_bytes(), body, &total.to_le_bytes()] {
@@ -156,7 +156,7 @@ fn option(to: &mut Vec<u8>, code: u16, value: &[u8]) {
     to.resize(to.len().next_multiple_of(4), 0);
 }
 
-/// Behind the last option.
+/// Appends the end-of-options marker.
 fn end(mut options: Vec<u8>) -> Vec<u8> {
     options.extend_from_slice(&[0; 4]);
     options
