@@ -1,7 +1,7 @@
-//! Actions of steering rules that change a frame's headers, in the device's own form.
+//! Actions of steering rules that change a frame's headers, in the device's format.
 //!
-//! No software device has these actions, and no adapter has run them: unconfirmed. The commands are
-//! libmlx5's, byte for byte (`.ci/driver-calls.c`).
+//! Unconfirmed: the software device has no such actions, and no adapter has run them. The commands
+//! are the same as libmlx5's, byte for byte (`.ci/driver-calls.c`).
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 
 const KIND: Kind = object_kind!("destroy_flow_action", "flow action", destroy::HANDLE);
 
-/// A change of headers. Copies are handles of the same action.
+/// An action that changes headers. Clones share one action.
 #[derive(Debug, Clone)]
 pub struct FlowAction {
     object: Arc<Object<Context>>,
 }
 
 impl Context {
-    /// Makes an action that rewrites header fields: `actions` are in the device's form
-    /// (`set_add_copy_action_in_auto` of the PRM), for rules of `table`.
+    /// Makes an action that rewrites header fields, for rules of `table`. `actions` is in the
+    /// device's format (`set_add_copy_action_in_auto` of the PRM).
     ///
     /// # Errors
-    /// `Unsupported` for what the device lacks; other errors of the kernel.
+    /// `Unsupported` if the device lacks it; other errors of the kernel.
     #[doc(alias = "mlx5dv_create_flow_action_modify_header")]
     pub fn create_modify_header(&self, actions: &[u8], table: FlowTableType) -> Result<FlowAction> {
         use create_modify_header::{ACTIONS_PRM, Call, FT_TYPE, HANDLE};
@@ -38,11 +38,11 @@ impl Context {
         Ok(FlowAction::new(self, self.commands().create(VERB, request, HANDLE)?))
     }
 
-    /// Makes an action that puts `header` in front of frames, or takes a tunnel's off, for rules of
-    /// `table`.
+    /// Makes an action that puts `header` in front of frames, or removes a tunnel's header, for
+    /// rules of `table`.
     ///
     /// # Errors
-    /// `Unsupported` for what the device lacks; other errors of the kernel.
+    /// `Unsupported` if the device lacks it; other errors of the kernel.
     #[doc(alias = "mlx5dv_create_flow_action_packet_reformat")]
     pub fn create_packet_reformat(
         &self,
@@ -81,8 +81,7 @@ impl FlowAction {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules or handles of it are there; errors of the kernel. It is returned
-    /// unchanged.
+    /// `Busy` while rules or clones of it exist; errors of the kernel. It is returned unchanged.
     #[doc(alias = "ibv_destroy_flow_action")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let users = ("rule", "this action");

@@ -1,8 +1,8 @@
-//! Steering anchors: names of the kernel's flow tables, for rules that a program makes by firmware
-//! commands of its own ([`Devx`](crate::devx::Devx)).
+//! Steering anchors: ids of the kernel's flow tables, for rules that a program makes by firmware
+//! commands ([`Devx`](crate::devx::Devx)).
 //!
-//! No software device has these, and nothing here has been tried on an adapter: unconfirmed. The
-//! commands are libmlx5's, byte for byte (`.ci/driver-calls.c`).
+//! Unconfirmed: the software device has no anchors, and no adapter has run them. The commands are
+//! the same as libmlx5's, byte for byte (`.ci/driver-calls.c`).
 
 use uverbs_uapi::mlx5::enums::FlowTableType;
 use uverbs_uapi::mlx5::object::steering_anchor::{create, destroy};
@@ -13,7 +13,7 @@ use crate::host::lifetime::{Kind, Object, object_kind};
 
 const KIND: Kind = object_kind!("destroy_steering_anchor", "steering anchor", destroy::HANDLE);
 
-/// A flow table that rules may lead to by its number.
+/// A flow table of the kernel, to which rules may lead by its id.
 #[derive(Debug)]
 pub struct SteeringAnchor {
     object: Object<Context>,
@@ -21,8 +21,7 @@ pub struct SteeringAnchor {
 }
 
 impl Context {
-    /// Makes an anchor of the table of `priority`, to which the kernel adds this library's rules of
-    /// that priority.
+    /// Makes an anchor of the table in which the kernel puts rules of `priority`.
     ///
     /// # Errors
     /// `Unsupported` for a table that the device lacks, and before Linux 6.0; EPERM without
@@ -45,7 +44,7 @@ impl Context {
 }
 
 impl SteeringAnchor {
-    /// The number by which firmware commands name the table.
+    /// The table's id in firmware commands.
     pub fn id(&self) -> u32 {
         self.id
     }

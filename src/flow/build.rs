@@ -1,4 +1,4 @@
-//! Building steering rules: from typed parts to the command that adds the rule.
+//! Building steering rules from typed parts.
 
 use std::sync::Arc;
 
@@ -24,25 +24,25 @@ use crate::qp::rss::RssTarget;
 use crate::qp::{QueuePair, SteeringTarget};
 
 pub(super) const VERB: &str = "create_flow";
-/// Parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
+/// Most parts of a rule (`IB_FLOW_SPEC_SUPPORT_LAYERS`).
 const MAX_PARTS: usize = 10;
-/// The longest part is IPv6.
+/// Bytes of the longest list of parts; the longest part is IPv6.
 const SPACE: usize = MAX_PARTS * size_of::<FlowSpecIpv6>();
 /// `MLX5_IB_FLOW_LAST_PRIO`.
 const LAST_PRIORITY: u16 = 15;
 
-/// Which frames a rule takes, apart from its parts (`enum ibv_flow_attr_type`).
+/// The type of a rule (`enum ibv_flow_attr_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum FlowKind {
-    /// Those that its parts name.
+    /// Takes the frames that its parts match.
     #[default]
     Normal,
-    /// All that no other rule takes.
+    /// Takes all frames that no other rule takes.
     AllDefault,
-    /// All multicast frames that no other rule takes.
+    /// Takes all multicast frames that no other rule takes.
     MulticastDefault,
-    /// All frames of the port, in and out, also those that other rules take.
+    /// Gets copies of all frames of the port, in and out.
     Sniffer,
 }
 
@@ -61,7 +61,7 @@ pub struct FlowBuilder<'q> {
 }
 
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
-    /// Starts building a rule that brings frames here (ibv_create_flow).
+    /// Starts building a rule that leads here (ibv_create_flow).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {
         FlowBuilder::new(self.port(), self.steering_target())
@@ -69,19 +69,19 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
 }
 
 impl RssTarget {
-    /// Starts building a rule that brings frames here (ibv_create_flow). Match what the target
-    /// hashes, see [`rss`](crate::qp::rss).
+    /// Starts building a rule that leads here (ibv_create_flow). It should match only frames that
+    /// the target hashes, see [`rss`](crate::qp::rss).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self) -> FlowBuilder<'_> {
         FlowBuilder::new(self.port(), self.steering_target())
     }
 
-    /// Adds a steering rule: its frames are spread over the table's queues. It
-    /// ends when the result is dropped. [`Traffic::describe`] gives the rule as a builder, for a
-    /// priority or counters.
+    /// Adds a steering rule, whose frames are spread over the table's queues. Dropping the result
+    /// destroys the rule. For a priority or counters, use [`Traffic::describe`] with
+    /// [`create_flow`](Self::create_flow).
     ///
     /// # Errors
-    /// Those of [`FlowBuilder::build`], and what the rule itself refuses.
+    /// Those of [`FlowBuilder::build`] and of the rule itself.
     pub fn steer(&mut self, rule: &impl Traffic) -> Result<Flow> {
         rule.describe(self.create_flow())?.build()
     }
@@ -99,54 +99,53 @@ impl<'q> FlowBuilder<'q> {
         self
     }
 
-    /// Frames with such an Ethernet header.
+    /// Adds conditions on the Ethernet header.
     pub fn ethernet(self, fields: Ethernet) -> Self {
         self.part(fields.spec())
     }
 
-    /// Frames with such an IPv4 header.
+    /// Adds conditions on the IPv4 header.
     pub fn ipv4(self, fields: Ipv4) -> Self {
         self.part(fields.spec())
     }
 
-    /// Frames with such an IPv6 header.
+    /// Adds conditions on the IPv6 header.
     pub fn ipv6(self, fields: Ipv6) -> Self {
         self.part(fields.spec())
     }
 
-    /// Frames with such TCP ports.
+    /// Adds conditions on TCP ports.
     pub fn tcp(self, ports: Ports) -> Self {
         self.part(ports.spec(FlowSpecType::TCP))
     }
 
-    /// Frames with such UDP ports.
+    /// Adds conditions on UDP ports.
     pub fn udp(self, ports: Ports) -> Self {
         self.part(ports.spec(FlowSpecType::UDP))
     }
 
-    /// The frames are dropped, instead of coming here.
+    /// Drops the frames instead of delivering them.
     pub fn drop_frames(self) -> Self {
         self.part(FlowSpecActionDrop { hdr: head::<FlowSpecActionDrop>(FlowSpecType::ACTION_DROP) })
     }
 
-    /// Completions of the frames say
-    /// `tag`, 24 bits ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)). Rules of the same match
-    /// and priority share one tag, see the [module](super). Default rules have none: mlx5 ignores
-    /// it.
+    /// Sets the tag in completions of the frames, 24 bits
+    /// ([`flow_tag`](crate::cq::WorkCompletion::flow_tag)). Rules of the same match and priority
+    /// share one tag, see the [module](super). mlx5 ignores the tag of default rules.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         let hdr = head::<FlowSpecActionTag>(FlowSpecType::ACTION_TAG);
         self.part(FlowSpecActionTag { hdr, tag_id: tag, reserved1: 0 })
     }
 
-    /// The frames are counted in `counters`, at the indices that [`Counters::attach`] gave before.
+    /// Counts the frames in `counters`, at the indices set by [`Counters::attach`].
     pub fn count(mut self, counters: &Counters) -> Self {
         self.counters = Some(counters.clone());
         let hdr = head::<FlowSpecActionCount>(FlowSpecType::ACTION_COUNT);
         self.part(FlowSpecActionCount { hdr, handle: counters.kernel_handle(), reserved1: 0 })
     }
 
-    /// Which frames it takes.
+    /// Sets the type of the rule.
     pub fn kind(mut self, kind: FlowKind) -> Self {
         self.attr.kind = match kind {
             FlowKind::Normal => FlowAttrType::NORMAL,
@@ -157,26 +156,27 @@ impl<'q> FlowBuilder<'q> {
         self
     }
 
-    /// Of several rules that take a frame, the one with the smallest number wins. mlx5 allows 0 to
-    /// 15, and ignores the number of rules for multicast only, see the [module](super).
+    /// Sets the priority. Of several rules that match a frame, the one with the smallest number
+    /// wins. mlx5 allows 0 to 15, and ignores the priority of multicast-only rules, see the
+    /// [module](super).
     pub fn priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
     }
 
-    /// The port, from 1.
+    /// Sets the port, from 1.
     pub fn port(mut self, port: u8) -> Self {
         self.attr.port = port;
         self
     }
 
-    /// Rules after this one get the frames as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
+    /// Lets later rules get the frames as well (`IBV_FLOW_ATTR_FLAGS_DONT_TRAP`).
     pub fn pass_on(mut self) -> Self {
         self.attr.flags |= FlowFlags::DONT_TRAP;
         self
     }
 
-    /// The rule is for frames that are sent (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
+    /// Makes a rule for sent frames (`IBV_FLOW_ATTR_FLAGS_EGRESS`).
     pub fn egress(mut self) -> Self {
         self.attr.flags |= FlowFlags::EGRESS;
         self
@@ -185,10 +185,10 @@ impl<'q> FlowBuilder<'q> {
     /// Adds the rule.
     ///
     /// # Errors
-    /// `InvalidInput` for what no device takes (too many parts, a tag of more than 24 bits, a
-    /// default rule that passes on); EEXIST if a rule of the same match and priority has another
-    /// tag, or one of the two drops the frames; `Unsupported` for what this one lacks; EPERM
-    /// without CAP_NET_RAW; other errors of the kernel.
+    /// `InvalidInput` for too many parts, a tag of more than 24 bits, or a default rule with flags;
+    /// EEXIST if a rule of the same match and priority has another tag, or only one of the two
+    /// drops the frames; `Unsupported` for features that the device lacks; EPERM without
+    /// CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<Flow> {
         self.check()?;
         let context = self.target.context().clone();
@@ -237,9 +237,9 @@ impl<'q> FlowBuilder<'q> {
         Command { head: CreateFlow { comp_mask: 0, qp_handle, flow_attr }, parts }
     }
 
-    /// What the refusal means for this rule:
-    /// `ib_uverbs_ex_create_flow` (drivers/infiniband/core/uverbs_cmd.c), `mlx5_ib_create_flow` and
-    /// `parse_flow_attr` (drivers/infiniband/hw/mlx5/fs.c).
+    /// Explains the kernel's error for this rule: `ib_uverbs_ex_create_flow`
+    /// (drivers/infiniband/core/uverbs_cmd.c), `mlx5_ib_create_flow` and `parse_flow_attr`
+    /// (drivers/infiniband/hw/mlx5/fs.c).
     fn explain(&self, error: Error) -> Error {
         let (kind, priority) = (self.attr.kind, self.attr.priority);
         let asked = format!("{kind}, priority {priority}, {} parts", self.attr.num_of_specs);
@@ -273,7 +273,7 @@ impl<'q> FlowBuilder<'q> {
     }
 }
 
-/// The command with its parts; zeros behind them are ignored (`uverbs_request_finish`).
+/// The command with its parts. The kernel ignores zeros after them (`uverbs_request_finish`).
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Command {

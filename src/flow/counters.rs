@@ -1,4 +1,4 @@
-//! Counter sets: what steering rules count.
+//! Counter sets of steering rules.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,11 +17,11 @@ const CREATE_FLOW: &str = "create_flow";
 /// `MAX_COUNTERS_NUM` of drivers/infiniband/hw/mlx5/counters.c.
 const MAX_POINTS: usize = 8191;
 
-/// A set of counters (ibv_create_counters) for steering rules. The program chooses what each index
-/// counts: first [`attach`](Self::attach), then
-/// [`FlowBuilder::count`](crate::flow::FlowBuilder::count), then [`read`](Self::read).
+/// A set of counters (ibv_create_counters) for steering rules. [`attach`](Self::attach) chooses
+/// what each index counts, [`FlowBuilder::count`](crate::flow::FlowBuilder::count) adds the set to
+/// a rule, and [`read`](Self::read) returns the values.
 ///
-/// Clones are handles to the same set; rules that count into it hold one.
+/// Clones share one set; rules that count into it hold a clone.
 ///
 /// ```no_run
 /// # use uverbs::{Context, QueuePair, qp_type::RawPacket};
@@ -50,14 +50,14 @@ struct Inner {
 
 const KIND: Kind = object_kind!(DESTROY, "counter set", destroy::HANDLE);
 
-/// What is attached, and how many rules count there.
+/// The attached points, and the number of rules that count into the set.
 #[derive(Debug, Default)]
 struct Binding {
     points: Vec<FlowCountersDesc>,
     rules: usize,
 }
 
-/// What can be counted of the frames that a rule takes (`enum ibv_counter_description`).
+/// A property of a rule's frames that can be counted (`enum ibv_counter_description`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -72,7 +72,7 @@ impl Context {
     /// Creates a set of counters.
     ///
     /// # Errors
-    /// `Unsupported` where the device or the kernel has none; other errors of the kernel.
+    /// `Unsupported` if the device or the kernel has none; other errors of the kernel.
     #[doc(alias = "ibv_create_counters")]
     pub fn create_counters(&self) -> Result<Counters> {
         const VERB: &str = "create_counters";
@@ -99,18 +99,18 @@ impl Counters {
     }
 
     /// # Errors
-    /// `ForkedChild` in a forked child, where another thread may have held the lock.
+    /// `ForkedChild` in a forked child: another thread may have held the lock at the fork.
     fn binding(&self, verb: &'static str) -> Result<MutexGuard<'_, Binding>> {
         self.inner.object.parent.commands().require_opener(verb)?;
         Ok(self.inner.binding.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Lets value `index` of a read count `point` (ibv_attach_counters_point_flow without a flow:
-    /// mlx5 takes what is attached when the first rule is created). Points with the same index are
+    /// Lets the value at `index` count `point` (ibv_attach_counters_point_flow without a flow: mlx5
+    /// reads the attached points when the first rule is created). Points with the same index are
     /// added up.
     ///
     /// # Errors
-    /// `Busy` once a rule counts here; `InvalidInput` beyond 8191 points.
+    /// `Busy` while a rule counts into the set; `InvalidInput` beyond 8191 points.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     pub fn attach(&self, point: CounterPoint, index: u32) -> Result<()> {
         let mut binding = self.binding(ATTACH)?;
@@ -129,7 +129,7 @@ impl Counters {
         Ok(())
     }
 
-    /// Binds it to a rule that is about to be made.
+    /// Binds the set to a new rule.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
         let binding = self.binding(CREATE_FLOW)?;
         if binding.points.is_empty() {
@@ -139,9 +139,9 @@ impl Counters {
         Ok(Bound { binding })
     }
 
-    /// Forgets a rule that has been destroyed.
+    /// Removes a destroyed rule from the count.
     pub(crate) fn unbind(&self) {
-        // The rule was destroyed just now, so this is not a child.
+        // Cannot fail: the rule was just destroyed, so this is not a forked child.
         if let Ok(mut binding) = self.binding(DESTROY) {
             binding.rules = binding.rules.saturating_sub(1);
         }
@@ -150,8 +150,8 @@ impl Counters {
     /// Reads the first `values.len()` counters.
     ///
     /// # Errors
-    /// EINVAL if no rule counts here, or for fewer values than the highest index attached needs;
-    /// other errors of the kernel.
+    /// EINVAL if no rule counts into the set, or for fewer values than the highest attached index
+    /// needs; other errors of the kernel.
     #[doc(alias = "ibv_read_counters")]
     pub fn read(&self, values: &mut [u64]) -> Result<()> {
         let asked = format!("{} values", values.len());
@@ -172,8 +172,8 @@ impl Counters {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules count into it or other handles exist; errors of the kernel. It is
-    /// returned unchanged.
+    /// `Busy` while rules count into it or clones exist; errors of the kernel. It is returned
+    /// unchanged.
     #[doc(alias = "ibv_destroy_counters")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();
@@ -182,14 +182,15 @@ impl Counters {
     }
 }
 
-/// A set, locked against other threads that would bind it.
+/// A set, locked while a rule is created.
 pub(crate) struct Bound<'c> {
     binding: MutexGuard<'c, Binding>,
 }
 
 impl Bound<'_> {
-    /// The driver's part of the rule. The first rule has to say what is attached, later ones must
-    /// not (`mlx5_ib_flow_counters_set_data`). Its address is valid as long as this value exists.
+    /// The driver's part of the rule. The first rule must contain the attached points, later rules
+    /// must not (`mlx5_ib_flow_counters_set_data`). The address in it is valid as long as this
+    /// value exists.
     pub(crate) fn request(&self) -> DriverRequest {
         let Binding { points, rules } = &*self.binding;
         if *rules != 0 {
@@ -211,7 +212,7 @@ impl Bound<'_> {
     }
 }
 
-/// The part of a rule that mlx5 gets. All zeros: no counters.
+/// The driver's part of a rule. All zeros: no counters.
 #[derive(IntoBytes, Immutable, Default)]
 #[repr(C)]
 pub(crate) struct DriverRequest {

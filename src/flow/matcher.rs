@@ -1,8 +1,8 @@
-//! Steering rules in the device's own form: a matcher has a mask and a priority, each of its rules
-//! a value. Mask and value have the layout of `fte_match_param` (PRM, and
-//! `struct mlx5_ifc_fte_match_param_bits` of `include/linux/mlx5/mlx5_ifc.h`).
+//! Steering rules in the device's format: a matcher has a mask and a priority, each of its rules a
+//! value. Mask and value have the layout of `fte_match_param` (PRM, and `struct
+//! mlx5_ifc_fte_match_param_bits` of `include/linux/mlx5/mlx5_ifc.h`).
 //!
-//! What the kernel checks is in `drivers/infiniband/hw/mlx5/fs.c`.
+//! The kernel's checks are in `drivers/infiniband/hw/mlx5/fs.c`.
 
 use std::sync::Arc;
 
@@ -32,18 +32,17 @@ const CREATE: &str = "create_flow_matcher";
 const KIND: Kind =
     object_kind!("destroy_flow_matcher", "flow matcher", flow_matcher::destroy::HANDLE);
 
-/// What the rules of a matcher compare, and in which table they are.
+/// The mask, the priority and the table of a matcher.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MatcherOptions<'a> {
     /// The bits to compare, as in `fte_match_param`. Bytes missing at its end count as 0.
     pub mask: &'a [u8],
-    /// Which parts of the mask are used (`match_criteria_enable`): bit 0 the outer headers, bit 1
-    /// miscellaneous parameters, bit 2 inner headers, and so on.
+    /// The parts of the mask that are used (`match_criteria_enable`): bit 0 is the outer headers,
+    /// bit 1 miscellaneous parameters, bit 2 inner headers, and so on.
     pub criteria: u8,
-    /// Of several rules that take a frame the one with the smallest number wins.
+    /// Of several rules that match a frame, the one with the smallest number wins.
     pub priority: u16,
-    /// The table; without it, the one of received frames, or of sent ones with
-    /// [`FlowFlags::EGRESS`].
+    /// The table; by default that of received frames, or of sent frames with [`FlowFlags::EGRESS`].
     pub table: Option<FlowTableType>,
     /// The port, for tables of RDMA transport.
     pub port: Option<u32>,
@@ -51,16 +50,16 @@ pub struct MatcherOptions<'a> {
     pub flags: FlowFlags,
 }
 
-/// The mask and priority that rules share: from [`Context::create_flow_matcher`]. Copies are
-/// handles of the same matcher.
+/// The mask and priority that rules share: from [`Context::create_flow_matcher`]. Clones share one
+/// matcher.
 #[derive(Debug, Clone)]
 pub struct Matcher {
     object: Arc<Object<Context>>,
 }
 
 impl Context {
-    /// Makes a matcher. Its rules are those of [`QueuePair::create_flow_by`],
-    /// [`RssTarget::create_flow_by`] and [`Matcher::create_flow`].
+    /// Makes a matcher. [`QueuePair::create_flow_by`], [`RssTarget::create_flow_by`] and
+    /// [`Matcher::create_flow`] make its rules.
     ///
     /// # Errors
     /// `Unsupported` for a table or fields that the device lacks; EPERM without CAP_NET_RAW; other
@@ -98,8 +97,8 @@ impl Matcher {
         &self.object.parent
     }
 
-    /// Begins to build a rule that leads to no queue pair: one that drops, that leads to a firmware
-    /// object, or that only has actions.
+    /// Starts building a rule that does not lead to a queue pair: it drops frames, leads to a
+    /// firmware object, or only has actions.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow(&self, value: &[u8]) -> MatchedFlowBuilder<'static> {
         MatchedFlowBuilder::new(self, value, Destination::None)
@@ -108,8 +107,7 @@ impl Matcher {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules or handles of it are there; errors of the kernel. It is returned
-    /// unchanged.
+    /// `Busy` while rules or clones of it exist; errors of the kernel. It is returned unchanged.
     #[doc(alias = "mlx5dv_destroy_flow_matcher")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let users = ("rule", "this matcher");
@@ -119,7 +117,7 @@ impl Matcher {
 }
 
 impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
-    /// Starts building a rule of `matcher` that brings frames here.
+    /// Starts building a rule of `matcher` that leads here.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
         MatchedFlowBuilder::new(matcher, value, Destination::Queue(self.steering_target()))
@@ -127,24 +125,24 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
 }
 
 impl RssTarget {
-    /// Starts building a rule of `matcher` that brings frames here.
+    /// Starts building a rule of `matcher` that leads here.
     #[doc(alias = "mlx5dv_create_flow")]
     pub fn create_flow_by(&mut self, matcher: &Matcher, value: &[u8]) -> MatchedFlowBuilder<'_> {
         MatchedFlowBuilder::new(matcher, value, Destination::Queue(self.steering_target()))
     }
 }
 
-/// Where the frames of a rule go.
+/// The destination of a rule's frames.
 #[derive(Debug)]
 enum Destination<'q> {
     None,
     Queue(&'q mut dyn SteeringTarget),
-    /// To a firmware object with this handle.
+    /// The firmware object with this handle.
     Object(u32),
     Flag(CreateFlowFlags),
 }
 
-/// A counter made by a firmware command, and for a bulk of counters which of them.
+/// A flow counter made by a firmware command, with the offset in a bulk of counters.
 #[derive(Debug, Clone, Copy)]
 struct Counter {
     handle: u32,
@@ -161,7 +159,7 @@ pub struct MatchedFlowBuilder<'q> {
     tag: Option<u32>,
     counter: Option<Counter>,
     actions: Vec<FlowAction>,
-    /// Those of the firmware objects that it names.
+    /// The contexts of the firmware objects that it names.
     contexts: Vec<Context>,
 }
 
@@ -172,32 +170,32 @@ impl<'q> MatchedFlowBuilder<'q> {
         Self { matcher, value, destination, tag, counter, actions, contexts }
     }
 
-    /// The frames go to a firmware object: a flow table, or the receiving end (TIR) of queues.
+    /// Leads the frames to a firmware object: a flow table or a TIR (transport interface receive).
     pub fn to_object(mut self, object: &DevxObject) -> Self {
         self.destination = Destination::Object(object.kernel_handle());
         self.contexts.push(object.context().clone());
         self
     }
 
-    /// The frames are dropped.
+    /// Drops the frames.
     pub fn drop_frames(mut self) -> Self {
         self.destination = Destination::Flag(CreateFlowFlags::DROP);
         self
     }
 
-    /// The frames are treated like those that no rule of this table takes.
+    /// Treats the frames like those that no rule of the table matches.
     pub fn default_miss(mut self) -> Self {
         self.destination = Destination::Flag(CreateFlowFlags::DEFAULT_MISS);
         self
     }
 
-    /// Completions of the frames have `tag`, 24 bits.
+    /// Sets the tag in completions of the frames, 24 bits.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = Some(tag);
         self
     }
 
-    /// The frames are counted by a firmware object: a flow counter, or counter `offset` of a bulk.
+    /// Counts the frames with a firmware object: a flow counter, or counter `offset` of a bulk.
     pub fn count(mut self, counter: &DevxObject, offset: Option<u32>) -> Self {
         self.counter = Some(Counter { handle: counter.kernel_handle(), offset });
         self.contexts.push(counter.context().clone());
@@ -215,8 +213,8 @@ impl<'q> MatchedFlowBuilder<'q> {
     /// # Errors
     /// EINVAL for a destination that the table does not have, a tag of more than 24 bits, or an
     /// object of another context; EEXIST if a rule of the same match and priority excludes it, see
-    /// the [module](super); `Unsupported` for what the device lacks; EPERM without CAP_NET_RAW;
-    /// other errors of the kernel.
+    /// the [module](super); `Unsupported` for features that the device lacks; EPERM without
+    /// CAP_NET_RAW; other errors of the kernel.
     pub fn build(self) -> Result<Flow> {
         use flow::create::*;
         let Self { matcher, value, destination, tag, counter, actions, contexts } = self;
@@ -268,7 +266,7 @@ fn too_long(verb: &'static str, error: &TooLong) -> Error {
     Error::invalid(verb, error.to_string())
 }
 
-/// What the refusal means: `MLX5_IB_METHOD_CREATE_FLOW` and `get_dests` of
+/// Explains the kernel's error: `MLX5_IB_METHOD_CREATE_FLOW` and `get_dests` of
 /// drivers/infiniband/hw/mlx5/fs.c.
 fn explain(error: Error) -> Error {
     match Errno::from_raw(error.errno()) {

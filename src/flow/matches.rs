@@ -1,4 +1,4 @@
-//! What a steering rule compares: header fields under masks.
+//! Conditions of steering rules on header fields.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -11,17 +11,17 @@ use uverbs_uapi::write::flow::{
 /// A condition on a header field: where the mask has a 1, the field must have the value's bit. The
 /// default matches every value; `value.into()` matches exactly this value.
 ///
-/// Devices may take masks of all ones or none only (ibv_create_flow(3)).
+/// Some devices support only masks of all ones or all zeros (ibv_create_flow(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Masked<T> {
-    /// The bits wanted.
+    /// The required bits.
     pub value: T,
-    /// Which of them are.
+    /// The bits that are compared.
     pub mask: T,
 }
 
 impl<T> Masked<T> {
-    /// The value's bits where the mask has a 1.
+    /// Compares the bits of `mask` with `value`.
     pub const fn under(value: T, mask: T) -> Self {
         Self { value, mask }
     }
@@ -57,7 +57,7 @@ whole! {
     Ipv6Addr: Ipv6Addr::UNSPECIFIED, Ipv6Addr::from_bits(u128::MAX);
 }
 
-/// The Ethernet header. Rules also compare a VLAN tag that is stripped.
+/// Conditions on the Ethernet header. A VLAN tag is compared even if it is stripped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ethernet {
     /// Destination MAC address.
@@ -67,11 +67,11 @@ pub struct Ethernet {
     /// The EtherType after VLAN tags.
     pub ether_type: Masked<u16>,
     /// Control information of the outermost VLAN tag: priority (3 bits), drop eligible, VLAN number
-    /// (12). Any mask but 0 takes tagged frames only.
+    /// (12). With a mask other than 0 the rule takes tagged frames only.
     pub vlan: Masked<u16>,
 }
 
-/// The IPv4 header. Without any field: IPv4 packets.
+/// Conditions on the IPv4 header. The default matches all IPv4 packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ipv4 {
     /// Source address.
@@ -84,7 +84,7 @@ pub struct Ipv4 {
     pub type_of_service: Masked<u8>,
 }
 
-/// The IPv6 header. Without any field: IPv6 packets.
+/// Conditions on the IPv6 header. The default matches all IPv6 packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ipv6 {
     /// Source address.
@@ -99,7 +99,7 @@ pub struct Ipv6 {
     pub traffic_class: Masked<u8>,
 }
 
-/// The ports of TCP or UDP. Without either: TCP, or UDP.
+/// Conditions on TCP or UDP ports. The default matches all packets of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ports {
     /// Source port.
@@ -108,7 +108,7 @@ pub struct Ports {
     pub destination: Masked<u16>,
 }
 
-/// Head of a part of `T`'s size.
+/// The header of the part `T`.
 pub(super) fn head<T>(kind: FlowSpecType) -> FlowSpecHdr {
     FlowSpecHdr { kind, size: size_of::<T>() as u16, reserved: 0 }
 }

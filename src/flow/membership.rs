@@ -1,4 +1,4 @@
-//! Joining multicast groups, because a steering rule does not make the network send their frames.
+//! Joining multicast groups: a steering rule alone does not make the network send their frames.
 
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsFd;
@@ -10,14 +10,14 @@ use crate::host::system;
 
 const VERB: &str = "join";
 
-/// A membership of a multicast group, held by an ordinary socket: the kernel tells the network
-/// (IGMP, MLD) and puts the group's MAC address into the port's filter.
+/// A membership in a multicast group, held by an ordinary socket: the kernel reports it to the
+/// network (IGMP, MLD) and adds the group's MAC address to the port's filter.
 ///
-/// Dropping it leaves the group. Frames that rules of raw packet queues take never reach the
-/// kernel's stack, so the socket receives nothing.
+/// Dropping it leaves the group. The socket receives nothing, because steering rules take the
+/// frames before the kernel's network stack.
 ///
-/// Add the rule before joining, so that no frame of the group reaches the kernel's stack. A switch
-/// needs a moment to learn of the membership, so the first frames may be missing.
+/// Add the rule before joining, so that no frame of the group reaches the kernel's stack. Switches
+/// need some time to process the membership, so the first frames may be missing.
 #[derive(Debug)]
 #[must_use = "dropping it leaves the group"]
 pub struct Membership {
@@ -29,8 +29,8 @@ impl Membership {
     /// Joins `group` on the network device that has the address `interface`.
     ///
     /// # Errors
-    /// `InvalidInput` if the address is not a multicast group; ENODEV where no device has the
-    /// address; ENOBUFS beyond `net.ipv4.igmp_max_memberships`; other errors of the kernel.
+    /// `InvalidInput` if the address is not a multicast group; ENODEV if no device has the address;
+    /// ENOBUFS beyond `net.ipv4.igmp_max_memberships`; other errors of the kernel.
     pub fn join(group: Ipv4Addr, interface: Ipv4Addr) -> Result<Self> {
         let joins = |socket: &UdpSocket| socket.join_multicast_v4(&group, &interface);
         check(group.is_multicast(), &group)?;
@@ -54,8 +54,8 @@ impl Membership {
     /// Joins an IPv6 group on the network device with index `interface`.
     ///
     /// # Errors
-    /// `InvalidInput` if the address is not a multicast group; ENODEV where no device has the
-    /// index; other errors of the kernel.
+    /// `InvalidInput` if the address is not a multicast group; ENODEV if no device has the index;
+    /// other errors of the kernel.
     pub fn join_v6(group: Ipv6Addr, interface: u32) -> Result<Self> {
         let joins = |socket: &UdpSocket| socket.join_multicast_v6(&group, interface);
         check(group.is_multicast(), &group)?;

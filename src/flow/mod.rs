@@ -1,8 +1,8 @@
-//! Flow steering: which frames a raw packet queue pair gets (ibv_create_flow(3)).
+//! Steering rules, which lead frames to raw packet queue pairs (ibv_create_flow(3)).
 //!
-//! A rule names header fields and what happens to the frames that have them: they go to the queue
-//! pair, with a tag if wanted, or are dropped. Without a rule a raw packet queue pair receives
-//! nothing.
+//! A rule has conditions on header fields and an action for the frames that meet them: to deliver
+//! them to the queue pair, with an optional tag, or to drop them. A raw packet queue pair without a
+//! rule receives nothing.
 //!
 //! ```no_run
 //! # use std::net::Ipv4Addr;
@@ -26,27 +26,26 @@
 //! (`mlx5_ib_create_flow` of drivers/infiniband/hw/mlx5/fs.c, `check_conflicting_ftes` of
 //! drivers/net/ethernet/mellanox/mlx5/core/fs_core.c):
 //!
-//! - Each priority is a table. In one table a frame finds one match at most. The queue pairs of all
-//!   rules with exactly this match get a copy; a rule with other masks gets none. Give all
-//!   receivers of a multicast group the same parts.
+//! - Each priority is a table. In one table a frame finds at most one match. The queue pairs of all
+//!   rules with exactly this match get a copy; rules with other masks get none. So give the rules
+//!   of all receivers of a multicast group the same parts.
 //! - Rules of one match and priority share a flow tag: a second rule with another tag is refused
-//!   with EEXIST, and one without a tag gets the first one's. A rule that drops and one that
-//!   delivers exclude each other in the same way.
-//! - A rule is for multicast only if its first part is an Ethernet header whose destination has
-//!   the group bit, or an IPv4 header whose destination is a group. Such rules are in a table
-//!   behind all others, whatever priority they name: any other rule that takes the frame wins.
-//! - A rule does not make the port join a group: that is the operating system's business
-//!   ([`Membership`]).
-//! - A rule takes frames from the kernel. One that names nothing but Ethernet fields takes ARP,
-//!   IGMP and PTP as well, without which the port's address, groups and clock stop working.
+//!   with EEXIST, and a rule without a tag gets the tag of the first. A rule that drops and a rule
+//!   that delivers exclude each other in the same way.
+//! - A rule is multicast-only if its first part is an Ethernet header whose destination has the
+//!   group bit, or an IPv4 header whose destination is a group. Such rules are in a table after all
+//!   others, and their priority is ignored: any other rule that matches the frame wins.
+//! - A rule does not make the port join a group: a [`Membership`] does.
+//! - A rule takes frames from the kernel. A rule with only Ethernet fields also takes ARP, IGMP and
+//!   PTP, without which the port's address, groups and clock stop working.
 //!
-//! [`UdpMulticast`], [`FiveTuple`], [`Port`] and [`Sniffer`] are rules with the right parts for the
-//! traffic in their names ([`Traffic`]).
+//! [`UdpMulticast`], [`FiveTuple`], [`Port`] and [`Sniffer`] make rules with the right parts for
+//! common kinds of traffic ([`Traffic`]).
 //!
-//! A [`Matcher`] and its rules have the device's own form, with more fields and actions.
+//! A [`Matcher`] and its rules have the device's format, with more fields and actions.
 //!
-//! A rule lives as long as its [`Flow`], and no longer than its queue pair: the queue pair cannot
-//! be destroyed while rules lead to it, and dropping it removes them. Rules need CAP_NET_RAW.
+//! A rule is destroyed when its [`Flow`] or its queue pair is dropped. Explicitly destroying the
+//! queue pair fails while rules lead to it. Rules need CAP_NET_RAW.
 
 mod action;
 mod anchor;
@@ -90,7 +89,7 @@ pub struct Flow {
     rule: Arc<Rule>,
 }
 
-/// A rule, shared by its handle and its queue pair: it ends with the first of them.
+/// A rule, shared by its handle and its queue pair, and destroyed with the first of them.
 #[derive(Debug)]
 pub(super) struct Rule {
     context: Context,
@@ -115,7 +114,7 @@ struct Parts {
 }
 
 impl Flow {
-    /// Whether the rule is still in force: false once its queue pair is gone, and in a forked
+    /// Whether the rule still exists: false after its queue pair was dropped, and in a forked
     /// child.
     pub fn is_live(&self) -> bool {
         self.rule.is_live()
@@ -142,8 +141,8 @@ impl Rule {
         Self { context, handle, state: Mutex::new(State { live: true, parts }) }
     }
 
-    /// Does nothing in a forked child: the rule is the parent's, and another thread may have held
-    /// the lock.
+    /// Locks the state. Fails in a forked child: the rule is the parent's, and another thread may
+    /// have held the lock at the fork.
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         self.context.commands().require_opener(DESTROY)?;
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,4 +1,4 @@
-//! Spreading frames over queues in shares that change while frames arrive.
+//! Spreading frames over queues, with shares that can change while frames arrive.
 
 use std::fmt;
 use std::mem;
@@ -9,27 +9,26 @@ use crate::memory::pd::ProtectionDomain;
 use crate::qp::rss::{IndirectionTable, RssOptions, RssTarget};
 use crate::qp::work_queue::WqHandle;
 
-/// Steering rules whose frames a hash spreads over queues, and that can be moved to other queues
-/// while frames arrive: from [`ProtectionDomain::create_spread`].
+/// Steering rules whose frames a hash spreads over queues; the queues can be changed while frames
+/// arrive. From [`ProtectionDomain::create_spread`].
 ///
-/// The kernel changes neither indirection tables nor targets, so [`Spread::rebalance`] makes new
-/// ones:
+/// The kernel cannot modify indirection tables or targets, so [`Spread::rebalance`] makes new ones:
 ///
-/// 1. a table with the new places, and a target over it;
-/// 2. each rule again, at that target. It has the other one of the priorities 0 and 1;
-/// 3. the old rules end, then the old target and table.
+/// 1. It makes a table with the new entries, and a target over it.
+/// 2. It makes each rule again, to the new target, with the other one of the priorities 0 and 1.
+/// 3. It destroys the old rules, then the old target and table.
 ///
-/// At each moment there is a rule for every frame. For one frame a rule of priority 0 wins over one
-/// of priority 1, so frames move from the old queues to the new ones at once, when the new rule is
-/// made (of priority 0) or when the old one ends. None is lost and none comes twice. Rules only for
-/// multicast ([`UdpMulticast`](super::UdpMulticast)) and default rules have no priorities: between
-/// steps 2 and 3 their frames come to the old queue and to the new one.
+/// At each moment there is a rule for every frame. A rule of priority 0 wins over one of priority
+/// 1, so frames move from the old queues to the new ones at one moment: when a new rule of priority
+/// 0 is made, or when an old rule of priority 0 is destroyed. No frame is lost or duplicated.
+/// Multicast-only rules ([`UdpMulticast`](super::UdpMulticast)) and default rules have no priority:
+/// between steps 2 and 3 the old queue and the new one each get a copy of their frames.
 ///
-/// Frames that a queue has received stay in it, also if it has no place any more. Poll it until
+/// Frames that a queue has received stay in it, even if it has no entry any more. Poll it until
 /// [`FrameError::Empty`](crate::ethernet::FrameError::Empty). If the order of frames of one
-/// connection matters, do so before polling the queue that has its place now. A device may still
-/// deliver frames to the old queue that it steered just before the old rule ended (nothing has
-/// confirmed it): keep polling the old queue for as long as a frame may take.
+/// connection matters, do so before polling the new queue. The device may still deliver frames to
+/// the old queue that it steered just before the old rule was destroyed (unconfirmed): keep polling
+/// the old queue for as long as that may take.
 ///
 /// Other rules of the program for the same frames must not use the priorities 0 and 1.
 ///
@@ -45,7 +44,7 @@ use crate::qp::work_queue::WqHandle;
 /// let (one, two) = (one.expect("it is spread to"), two.expect("it is spread to"));
 /// let mut spread = pd.create_spread(&[&one, &two], &RssOptions::new(RssTraffic::Ipv4Udp))?;
 /// spread.steer(Port { protocol: Protocol::Udp, port: 14310, tag: None })?;
-/// // The second thread is late: three quarters go to the first one.
+/// // The second thread is slow, so the first one gets three quarters.
 /// spread.rebalance(&[&one, &one, &one, &two])?;
 /// # Ok::<(), uverbs::Error>(())
 /// ```
@@ -65,7 +64,8 @@ impl fmt::Debug for Spread {
     }
 }
 
-/// Declared in this order: rules end before their target, and that before its table.
+/// The order of the fields matters: rules are destroyed before their target, and the target before
+/// its table.
 #[derive(Debug)]
 struct Steered {
     flows: Vec<Flow>,
@@ -75,8 +75,8 @@ struct Steered {
 }
 
 impl ProtectionDomain {
-    /// Spreads the frames of rules over queues: `places` are those of an indirection table, of
-    /// which a queue may have several.
+    /// Spreads the frames of rules over the queues in `places`, the entries of an indirection
+    /// table. A queue may have several entries.
     ///
     /// # Errors
     /// Those of [`Context::create_indirection_table`](crate::Context::create_indirection_table) and
@@ -88,8 +88,8 @@ impl ProtectionDomain {
 }
 
 impl Spread {
-    /// Adds a steering rule, for as long as this value lives. It should match what the target
-    /// hashes ([`RssOptions`]). Its priority is this value's to choose.
+    /// Adds a steering rule, which exists as long as this value. It should match only frames that
+    /// the target hashes ([`RssOptions`]). This value sets its priority.
     ///
     /// # Errors
     /// Those of [`RssTarget::steer`].
@@ -99,12 +99,12 @@ impl Spread {
         Ok(())
     }
 
-    /// Gives the places to other queues, with all rules, without losing a frame: see [`Spread`].
+    /// Replaces the entries, without losing a frame of any rule: see [`Spread`].
     ///
     /// # Errors
-    /// Those of [`ProtectionDomain::create_spread`] and [`Spread::steer`]; nothing has changed
-    /// then. Errors of destroying an old rule, the old target or the old table; the new places are
-    /// in force then, and the old objects are dropped.
+    /// Those of [`ProtectionDomain::create_spread`] and [`Spread::steer`], after which nothing has
+    /// changed. Errors of destroying an old rule, the old target or the old table; then the new
+    /// entries are in force, and the old objects have been dropped.
     pub fn rebalance(&mut self, places: &[&WqHandle]) -> Result<()> {
         let priority = 1 - self.now.priority;
         let mut next = Steered::new(&self.pd, places, &self.options, priority)?;
@@ -112,7 +112,7 @@ impl Spread {
         mem::replace(&mut self.now, next).end()
     }
 
-    /// The queue of each place.
+    /// The queue of each entry.
     pub fn places(&self) -> &[WqHandle] {
         self.now.table.queues()
     }
@@ -140,7 +140,7 @@ impl Steered {
         let Self { flows, target, table, .. } = self;
         let ended: Result<Vec<()>> = flows.into_iter().map(|flow| Ok(flow.destroy()?)).collect();
         let destroyed = target.destroy();
-        // First, because a rule that stays keeps the target.
+        // The rule's error first: a remaining rule is the reason why the target remains.
         ended?;
         destroyed?;
         Ok(table.destroy()?)

@@ -1,8 +1,8 @@
-//! Kinds of traffic: rules that have the right parts by themselves.
+//! Rules for common kinds of traffic.
 //!
-//! A program says which traffic it wants, and the parts of the rule follow from that. A rule that
-//! cannot work, or that would take frames that the kernel needs, is refused with the reason before
-//! the kernel is asked.
+//! The program chooses the traffic, and the parts of the rule follow from it. A rule that cannot
+//! work, or that would take frames that the kernel needs, is refused with the reason before the
+//! kernel is asked.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, SocketAddrV6};
 
@@ -10,39 +10,38 @@ use super::build::{FlowBuilder, FlowKind, VERB};
 use super::matches::{Ethernet, Ipv4, Ipv6, Masked, Ports};
 use crate::error::{Error, Result};
 
-/// UDP ports of PTP over UDP, which the kernel's clock needs (IEEE 1588-2019, annex C).
+/// UDP ports of PTP, which synchronises the kernel's clock (IEEE 1588-2019, annex C).
 const PTP: [u16; 2] = [319, 320];
 /// A VLAN number is 12 bits of the tag's control information.
 const VLAN_NUMBER: u16 = 0xfff;
 
-/// Which frames a rule takes.
+/// A kind of traffic, for a rule.
 pub trait Traffic {
     /// Adds the parts to a rule.
     ///
     /// # Errors
-    /// `InvalidInput` for what cannot be matched, or should not be.
+    /// `InvalidInput` for traffic that cannot be matched, or should not be.
     fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>>;
 }
 
-/// Whether other queues that want the same frames get copies of them.
+/// Whether queues with rules for the same traffic each get a copy of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "of two rules that cannot be shared one gets nothing"]
+#[must_use = "of two rules that are not shared only one gets the frames"]
 pub enum Sharing {
-    /// The rule has the one shape of all [`UdpMulticast`] rules without source and VLAN: every
+    /// The rule has the same masks as all [`UdpMulticast`] rules without source and VLAN: every
     /// queue with the same group and port gets a copy.
     Shared,
-    /// The rule has another shape. A queue of this machine whose rule for the same group does not
-    /// name the same source or VLAN competes with it: a frame goes to one of the two, and which one
-    /// is the device's choice.
+    /// The rule has other masks. It competes with rules of this machine for the same group that do
+    /// not have the same source or VLAN: a frame goes to only one of them, which the device
+    /// chooses.
     Apart,
 }
 
 /// UDP packets to a multicast group and port: a market data line.
 ///
-/// The rule has the parts that let several queues, of this process and of others, have copies of
-/// the same line: Ethernet with the group's MAC address, IPv4 with the group, UDP with the port.
-/// The first part makes it a multicast rule to the kernel, whose table comes after all others and
-/// has no priorities.
+/// The rule has the parts Ethernet with the group's MAC address, IPv4 with the group and UDP with
+/// the port, so that several queues, of this process and of others, can have copies of the same
+/// line. The first part makes it a multicast-only rule, without priority.
 ///
 /// The rule does not make the port join the group: see [`Membership`](super::Membership).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,42 +50,42 @@ pub struct UdpMulticast {
     pub group: Ipv4Addr,
     /// The destination port.
     pub port: u16,
-    /// From this source only. The rule is then [`Sharing::Apart`].
+    /// Accepts packets from this source only. The rule is then [`Sharing::Apart`].
     pub source: Option<Ipv4Addr>,
-    /// With this VLAN number only, 0 to 4094; otherwise with any tag or none. The rule is then
-    /// [`Sharing::Apart`].
+    /// Accepts packets with this VLAN number only, 0 to 4094. The rule is then [`Sharing::Apart`].
+    /// `None` accepts any tag or none.
     pub vlan: Option<u16>,
-    /// What [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits. All rules of the same
-    /// line share it: another tag is refused with EEXIST, and a rule without one gets the first
-    /// rule's.
+    /// The frames' [`flow_tag`](crate::ethernet::Frame::flow_tag), 24 bits. All rules of the same
+    /// line share it: another tag is refused with EEXIST, and a rule without a tag gets the tag of
+    /// the first rule.
     pub tag: Option<u32>,
 }
 
 impl UdpMulticast {
-    /// Packets to `group` and `port` from anyone, with or without a VLAN tag.
+    /// Packets to `group` and `port` from any source, with or without a VLAN tag.
     pub const fn new(group: Ipv4Addr, port: u16) -> Self {
         Self { group, port, source: None, vlan: None, tag: None }
     }
 
-    /// From `source` only.
+    /// Accepts packets from `source` only.
     pub const fn source(mut self, source: Ipv4Addr) -> Self {
         self.source = Some(source);
         self
     }
 
-    /// With VLAN number `vlan` only.
+    /// Accepts packets with VLAN number `vlan` only.
     pub const fn vlan(mut self, vlan: u16) -> Self {
         self.vlan = Some(vlan);
         self
     }
 
-    /// The frames carry `tag`.
+    /// Sets the frames' flow tag.
     pub const fn tag(mut self, tag: u32) -> Self {
         self.tag = Some(tag);
         self
     }
 
-    /// Whether other queues can have copies.
+    /// Whether other queues can get copies.
     pub const fn sharing(&self) -> Sharing {
         match (self.source, self.vlan) {
             (None, None) => Sharing::Shared,
@@ -94,7 +93,7 @@ impl UdpMulticast {
         }
     }
 
-    /// The MAC address of the group: its last 23 bits behind 01:00:5e (RFC 1112, section 6.4).
+    /// The MAC address of the group: 01:00:5e and the group's last 23 bits (RFC 1112, section 6.4).
     pub const fn mac(&self) -> [u8; 6] {
         let [_, b, c, d] = self.group.octets();
         [1, 0, 0x5e, b & 0x7f, c, d]
@@ -137,7 +136,7 @@ pub enum Protocol {
 
 /// The packets of one IPv4 connection towards this machine: an order session, or a unicast feed.
 ///
-/// They no longer reach the kernel: a TCP connection that the kernel opened gets no answers.
+/// They no longer reach the kernel, so a TCP connection of the kernel gets no answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FiveTuple {
     /// UDP or TCP.
@@ -146,7 +145,7 @@ pub struct FiveTuple {
     pub source: SocketAddrV4,
     /// This machine.
     pub destination: SocketAddrV4,
-    /// What the frames' [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits.
+    /// The frames' [`flow_tag`](crate::ethernet::Frame::flow_tag), 24 bits.
     pub tag: Option<u32>,
 }
 
@@ -154,7 +153,7 @@ impl Traffic for FiveTuple {
     fn describe<'q>(&self, rule: FlowBuilder<'q>) -> Result<FlowBuilder<'q>> {
         let [from, to] = [self.source, self.destination];
         check_ends((*from.ip()).into(), (*to.ip()).into())?;
-        // An Ethernet part in front keeps a rule out of the table of multicast rules.
+        // A first part for Ethernet keeps the rule out of the table of multicast-only rules.
         let rule = rule.ethernet(Ethernet { ether_type: 0x0800.into(), ..Ethernet::default() });
         let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
         let rule = rule.ipv4(Ipv4 { source, destination, ..Ipv4::default() });
@@ -172,7 +171,7 @@ pub struct FiveTupleV6 {
     pub source: SocketAddrV6,
     /// This machine.
     pub destination: SocketAddrV6,
-    /// What the frames' [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits.
+    /// The frames' [`flow_tag`](crate::ethernet::Frame::flow_tag), 24 bits.
     pub tag: Option<u32>,
 }
 
@@ -188,14 +187,14 @@ impl Traffic for FiveTupleV6 {
     }
 }
 
-/// IPv4 packets to one port of this machine, from anyone.
+/// IPv4 packets to one port of this machine, from any source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
     /// UDP or TCP.
     pub protocol: Protocol,
     /// The destination port.
     pub port: u16,
-    /// What the frames' [`flow_tag`](crate::ethernet::Frame::flow_tag) says, 24 bits.
+    /// The frames' [`flow_tag`](crate::ethernet::Frame::flow_tag), 24 bits.
     pub tag: Option<u32>,
 }
 
@@ -208,8 +207,8 @@ impl Traffic for Port {
     }
 }
 
-/// Copies of all frames of the port, in and out: for captures beside a running program. Nothing is
-/// taken from other rules or from the kernel.
+/// Copies of all frames of the port, in and out, for captures beside a running program. Other rules
+/// and the kernel still get their frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sniffer;
 
@@ -219,8 +218,8 @@ impl Traffic for Sniffer {
     }
 }
 
-/// All frames that neither another rule nor the kernel wants. While the port's network device is
-/// up, that is not all frames to its own address: the kernel takes those.
+/// All frames that neither another rule nor the kernel takes. While the port's network device is
+/// up, the kernel takes frames to its own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leftovers;
 
@@ -268,7 +267,7 @@ fn check_vlan(vlan: Option<u16>) -> Result<()> {
     }
 }
 
-/// Refuses an end of a connection that no packet has.
+/// Refuses addresses that no packet of a connection has.
 fn check_ends(source: IpAddr, destination: IpAddr) -> Result<()> {
     for (end, address) in [("source", source), ("destination", destination)] {
         let cause = match address {

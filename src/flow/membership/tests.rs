@@ -3,21 +3,22 @@ use std::fs;
 use super::*;
 use crate::error::ErrorKind;
 
-/// A group that no other process of this machine joins for its tests.
+/// A group that no other test process on this machine joins.
 fn group() -> Ipv4Addr {
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(239, 77, high, low)
 }
 
-/// Whether the kernel has joined the group for anyone (igmp_mc_seq_show of net/ipv4/igmp.c: the
-/// address as it is in memory).
+/// Whether the kernel has joined the group (igmp_mc_seq_show of net/ipv4/igmp.c prints the address
+/// as it is in memory).
 fn is_joined(group: Ipv4Addr) -> bool {
     let entry = format!("{:08X}", u32::from_ne_bytes(group.octets()));
     let lines = fs::read_to_string("/proc/net/igmp").expect("the kernel's groups");
     lines.split_whitespace().any(|word| word == entry)
 }
 
-/// How many sockets want packets of only one source (igmp_mcf_seq_show: addresses as numbers).
+/// Number of sockets that have joined for only this source (igmp_mcf_seq_show prints addresses as
+/// numbers).
 fn filters(group: Ipv4Addr, source: Ipv4Addr) -> usize {
     let pair = [group, source].map(|address| format!("0x{:08x}", u32::from(address)));
     let lines = fs::read_to_string("/proc/net/mcfilter").expect("the kernel's filters");
@@ -55,7 +56,8 @@ fn loopback_v6() -> Option<u32> {
     u32::from_str_radix(line.split_whitespace().nth(1)?, 16).ok()
 }
 
-/// How many sockets want packets of only one source (ip6_mcf_seq_show: addresses in hex).
+/// Number of sockets that have joined for only this source (ip6_mcf_seq_show prints addresses in
+/// hex).
 fn filters_v6(group: Ipv6Addr, source: Ipv6Addr) -> usize {
     let pair = [group, source].map(|address| format!("{:032x}", u128::from(address)));
     let lines = fs::read_to_string("/proc/net/mcfilter6").expect("the kernel's filters");
