@@ -1,5 +1,4 @@
-//! Memory that a device may reach: whole pages that this library maps, and views that look at such
-//! memory.
+//! Memory for devices: buffers of whole pages, and views of such memory.
 
 #![allow(unsafe_code)]
 
@@ -36,16 +35,16 @@ impl PageSize {
         }
     }
 
-    /// Bytes per page; ordinary pages are counted as 4096.
+    /// Bytes per page; 4096 for ordinary pages.
     pub fn bytes(self) -> usize {
         1 << self.log2().unwrap_or(12)
     }
 }
 
-/// Zeroed memory in whole pages, unmapped when dropped. Queues are in such memory, and programs
-/// without memory of their own register it.
+/// Zeroed memory in whole pages, unmapped when dropped. Queues use it, and programs can register
+/// it.
 ///
-/// It lends views, never slices, because a device may write to it at any time.
+/// It has views instead of slices, because a device may write to it at any time.
 ///
 /// ```
 /// let buffer = uverbs::Buffer::new(4096)?;
@@ -63,7 +62,7 @@ enum Pages {
     Part(Part),
 }
 
-/// Bytes of pages that several buffers share; no byte belongs to two buffers.
+/// A part of pages that several buffers share; no byte belongs to two buffers.
 #[derive(Debug)]
 struct Part {
     whole: Arc<Buffer>,
@@ -109,7 +108,7 @@ impl Buffer {
     /// At least `length` bytes in pages of `size`.
     ///
     /// # Errors
-    /// Errors of `mmap(2)`: `OutOfMemory` where the kernel's pool of huge pages is empty.
+    /// Errors of `mmap(2)`: `OutOfMemory` if the kernel's pool has too few huge pages.
     pub fn with_pages(length: usize, size: PageSize) -> io::Result<Self> {
         let length = length
             .max(1)
@@ -127,15 +126,15 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// As [`Buffer::with_pages`], in memory of the NUMA node `node` only. The pages are allocated
-    /// at once, so none can come from another node later.
+    /// As [`Buffer::with_pages`], only in memory of the NUMA node `node`. The pages are allocated
+    /// by this call.
     ///
     /// # Errors
     /// Errors of `mmap(2)` and `mbind(2)`: `InvalidInput` for a node that has no memory, or that
-    /// the process may not use (`cpuset(7)`); `OutOfMemory` where the node has too few such pages;
-    /// `PermissionDenied` where a container forbids the call; `Unsupported` on a kernel without
-    /// NUMA. (Kernels before 5.14 cannot allocate the pages at once. There a lack of huge pages on
-    /// this node shows only when the memory is registered.)
+    /// the process may not use (`cpuset(7)`); `OutOfMemory` if the node has too few such pages;
+    /// `PermissionDenied` if a container forbids the call; `Unsupported` on a kernel without NUMA.
+    /// (Kernels before 5.14 cannot allocate the pages in advance. There a lack of huge pages on
+    /// this node is an error only when the memory is registered.)
     pub fn on_node(length: usize, size: PageSize, node: u32) -> io::Result<Self> {
         let buffer = Self::with_pages(length, size)?;
         bind(&buffer, node)?;
@@ -145,7 +144,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// The first `at` bytes, and the rest. The memory is returned when both have been dropped.
+    /// Splits it into the first `at` bytes and the rest. The memory is freed when both have been
+    /// dropped.
     pub(super) fn split(self, at: usize) -> (Self, Self) {
         let (at, end) = (at.min(self.len()), self.len());
         let (whole, offset) = match self.0 {
@@ -160,7 +160,7 @@ impl Buffer {
         (Self(Pages::Part(part(0, at))), Self(Pages::Part(part(at, end))))
     }
 
-    /// Memory that the program already has: an arena, shared memory, pages of one NUMA node.
+    /// Makes a buffer of the program's memory, for example of an arena or shared memory.
     /// `give_back` is called once, when the buffer is dropped.
     ///
     /// # Safety
@@ -196,14 +196,14 @@ impl Buffer {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes, to copy in and out.
+    /// A view of all bytes.
     pub fn view(&self) -> MemoryView<'_> {
-        // SAFETY: mapped as long as `self` lives, and this type never lends a plain reference to
+        // SAFETY: mapped as long as `self` lives, and this type never makes a plain reference to
         // it.
         unsafe { MemoryView::new(self.as_ptr(), self.len()) }
     }
@@ -216,18 +216,19 @@ impl Buffer {
     }
 }
 
-/// Number of nodes in a mask: the most that a kernel can be built for (CONFIG_NODES_SHIFT).
+/// Nodes in a mask: the most that a kernel supports (CONFIG_NODES_SHIFT).
 const NODES: usize = 1 << 10;
 
-/// Lets the kernel take the pages of `buffer`, which nothing has touched, from one node only.
+/// Makes the kernel take the pages of `buffer`, none of which is allocated yet, from one node only.
 fn bind(buffer: &Buffer, node: u32) -> io::Result<()> {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let mut mask: [libc::c_ulong; NODES / BITS] = [0; NODES / BITS];
     let word = mask.get_mut(node as usize / BITS).ok_or(io::ErrorKind::InvalidInput)?;
     *word = 1 << (node as usize % BITS);
     let (start, length) = (buffer.as_ptr(), buffer.len());
-    // SAFETY: it changes where pages come from, of a mapping that only the buffer has, and reads
-    // the mask: the kernel looks at one bit less than it is told (`get_nodes` of mm/mempolicy.c).
+    // SAFETY: it changes the allocation policy of a mapping that only the buffer uses, and reads
+    // the mask. The kernel reads one bit less than the number passed (`get_nodes` of
+    // mm/mempolicy.c).
     let bound = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -247,7 +248,7 @@ fn populate(pages: &MmapRaw) -> io::Result<()> {
     match pages.advise(Advice::PopulateWrite) {
         // Before Linux 5.14.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-        // The pool has no page of the node: an access would be SIGBUS.
+        // The pool has no page of the node: an access would raise SIGBUS.
         Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
             Err(io::ErrorKind::OutOfMemory.into())
         }
@@ -255,7 +256,7 @@ fn populate(pages: &MmapRaw) -> io::Result<()> {
     }
 }
 
-/// Bytes of one of the kernel's ordinary pages.
+/// Bytes of an ordinary page.
 pub(crate) fn page_size() -> usize {
     nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
         .ok()
@@ -264,16 +265,16 @@ pub(crate) fn page_size() -> usize {
         .unwrap_or(4096)
 }
 
-/// A window onto memory that a device, or a remote peer through it, may read and write at any time.
+/// A view of memory that a device, or a remote peer through it, may read and write at any time.
 ///
-/// It never lends a slice: bytes are copied in and out with relaxed atomic accesses. An access to a
-/// byte is one to the aligned word of eight bytes that contains it, in all parts of a view alike.
-/// So threads of this process may use any parts at the same time: each word of a write is seen
-/// whole or not at all, and bytes next to the write do not change. Only the bytes of a word that
-/// is not wholly inside the view are accessed one by one. The software device accesses memory that
-/// peers can reach with the same sizes, so a view and a peer's operation never make mixed-size
-/// accesses, which `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of accesses"). Nothing
-/// here orders accesses against the device; a completion does.
+/// It has no slices: bytes are copied in and out with relaxed atomic accesses. Each access is to a
+/// whole aligned word of eight bytes, in all parts of a view alike. So threads of this process may
+/// use any parts at the same time: each word of a write is visible completely or not at all, and
+/// bytes next to the write do not change. Only bytes of words that are not wholly inside the view
+/// are accessed one by one. The software device accesses memory that peers can reach with the same
+/// sizes, so a view and a peer's operation never make mixed-size accesses, which
+/// `std::sync::atomic` forbids (`docs/ordering.md`, "Sizes of accesses"). The accesses are not
+/// ordered against the device's; a completion orders them.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, Buffer};
@@ -291,15 +292,15 @@ pub(crate) fn page_size() -> usize {
 pub struct MemoryView<'a> {
     start: *mut u8,
     length: usize,
-    /// Where the outermost view begins and ends, which decides which words are wholly inside it.
+    /// Start and end address of the outermost view, which decide which words are wholly inside it.
     edges: (usize, usize),
     memory: PhantomData<&'a AtomicU8>,
 }
 
 // SAFETY: every access through a view is atomic, and each byte is always accessed with the same
-// size: that of its word if the word is inside the outermost view, else that of the byte
-// (`word_of`). No two accesses overlap only in part, so there is no data race. The software device
-// accesses memory with an rkey at the same sizes (`Margins` in soft-mlx5/adapter/src/memory).
+// size: that of its word if the word is inside the outermost view, otherwise one byte (`word_of`).
+// No two accesses overlap only partly, so there is no data race. The software device accesses
+// memory with an rkey at the same sizes (`Margins` in soft-mlx5/adapter/src/memory).
 unsafe impl Send for MemoryView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryView<'_> {}
@@ -315,11 +316,11 @@ impl<'a> MemoryView<'a> {
     ///
     /// # Safety
     /// For the lifetime `'a` the bytes stay mapped readable and writable, and no `&mut` or `&`
-    /// reference to non-atomic data covers them. What other threads do with them meanwhile is done
-    /// through views, or by atomics of the same size: 64 bits for words that lie within, 8 for the
-    /// bytes at either end that are not a whole word. So views made separately of overlapping
-    /// memory begin and end at the same bytes, or at multiples of eight, and so do a view and a
-    /// memory region that peers can reach.
+    /// reference to non-atomic data covers them. Other threads access them only through views, or
+    /// by atomics of the same size: 64 bits for words inside the view, 8 bits for the bytes at
+    /// either end that are not a whole word. So separately made views of overlapping memory begin
+    /// and end at the same addresses or at multiples of eight, and so do a view and a memory region
+    /// that peers can access.
     pub unsafe fn new(start: *mut u8, length: usize) -> Self {
         let edges = (start as usize, start as usize + length);
         Self { start, length, edges, memory: PhantomData }
@@ -327,7 +328,7 @@ impl<'a> MemoryView<'a> {
 
     /// A view of no bytes.
     pub(crate) fn empty() -> Self {
-        // SAFETY: no bytes at all.
+        // SAFETY: there are no bytes to access.
         unsafe { Self::new(std::ptr::dangling_mut(), 0) }
     }
 
@@ -336,7 +337,7 @@ impl<'a> MemoryView<'a> {
         self.length
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -346,7 +347,7 @@ impl<'a> MemoryView<'a> {
         self.start
     }
 
-    /// Part of the view.
+    /// A part of the view.
     ///
     /// # Errors
     /// `InvalidInput` if it is outside.
@@ -389,7 +390,7 @@ impl<'a> MemoryView<'a> {
         Ok(())
     }
 
-    /// Copies out bytes of one word.
+    /// Copies bytes of one word out.
     fn read_edge(&self, offset: usize, into: &mut [u8]) {
         if into.is_empty() {
             return;
@@ -405,7 +406,8 @@ impl<'a> MemoryView<'a> {
         }
     }
 
-    /// Copies in bytes of one word. Its other bytes keep what other threads and the device write.
+    /// Copies bytes into one word. Concurrent writes of threads and the device to its other bytes
+    /// are kept.
     fn write_edge(&self, offset: usize, from: &[u8]) {
         if from.is_empty() {
             return;
@@ -417,7 +419,7 @@ impl<'a> MemoryView<'a> {
                     bytes[first..first + from.len()].copy_from_slice(from);
                     Some(u64::from_ne_bytes(bytes))
                 };
-                // Infallible: `changed` always has a new value.
+                // Infallible: `changed` always returns a value.
                 let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
             }
             None => (offset..).zip(from).for_each(|(at, byte)| {
@@ -441,16 +443,16 @@ impl<'a> MemoryView<'a> {
     /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.length];
-        // Infallible: exactly the view's own length.
+        // Infallible: the length is the view's.
         let _ = self.read(0, &mut bytes);
         bytes
     }
 
     /// Eight bytes as an atomic number in the machine's byte order, for words that remote atomics
-    /// touch.
+    /// modify.
     ///
-    /// Whether the device's atomics and the processor's are atomic to each other is the device's
-    /// `atomic_capability`; plain loads and stores always are.
+    /// The device's atomics are atomic with the processor's read-modify-write operations only if
+    /// its `atomics` attribute says so; they are always atomic with loads and stores.
     ///
     /// # Errors
     /// `InvalidInput` if the word is outside or its address is not a multiple of 8.
@@ -462,15 +464,15 @@ impl<'a> MemoryView<'a> {
         Ok(self.word(offset))
     }
 
-    /// Where in a span, relative to its start, whole words begin and end.
+    /// The bounds of the whole words in a range, relative to its start.
     fn words(&self, offset: usize, length: usize) -> (usize, usize) {
         let head = (self.start as usize + offset).wrapping_neg() % 8;
         let head = head.min(length);
         (head, head + (length - head) / 8 * 8)
     }
 
-    /// The word that a byte of the view is part of, and where in it; `None` if it crosses an edge
-    /// of the outermost view.
+    /// The word that contains a byte of the view, and the byte's index in it; `None` if the word
+    /// crosses an edge of the outermost view.
     fn word_of(&self, offset: usize) -> Option<(&'a AtomicU64, usize)> {
         let address = self.start as usize + offset;
         let (word, first) = (address & !7, address & 7);
@@ -488,15 +490,15 @@ impl<'a> MemoryView<'a> {
     /// A byte that is not in a whole word.
     fn byte(&self, offset: usize) -> &'a AtomicU8 {
         debug_assert!(offset < self.length && self.word_of(offset).is_none());
-        // SAFETY: callers checked that `offset` lies within; the memory is mapped for 'a, and bytes
+        // SAFETY: callers checked that `offset` is inside; the memory is mapped for 'a, and bytes
         // outside of whole words are accessed by atomics of this size only (contract of `new`).
         unsafe { AtomicU8::from_ptr(self.start.add(offset)) }
     }
 
-    /// The word at an offset whose address is a multiple of 8, and that lies within.
+    /// The word at an offset. Its address is a multiple of 8, and it is inside the view.
     fn word(&self, offset: usize) -> &'a AtomicU64 {
         debug_assert!(offset + 8 <= self.length && (self.start as usize + offset) % 8 == 0);
-        // SAFETY: as for `word_of`: the view lies within the outermost one.
+        // SAFETY: as for `word_of`: the view is inside the outermost one.
         unsafe { AtomicU64::from_ptr(self.start.add(offset).cast()) }
     }
 

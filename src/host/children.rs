@@ -1,15 +1,15 @@
-//! Children that may hold a file open although this process has closed it.
+//! Children that may hold a file open after this process has closed it.
 //!
-//! `vfork` and `posix_spawn` run no handlers in which a fork could be counted. Their children hold
-//! every descriptor until they call exec or end. If this process closes a file before that, the
-//! child keeps the file open. `/proc` tells which children there are, and which files they hold
-//! (proc_pid_stat(5), proc_pid_fd(5)).
+//! `vfork` and `posix_spawn` run no handlers that could count forks. Their children hold every
+//! descriptor until they call exec or end. If this process closes a file before that, the child
+//! keeps the file open. `/proc` shows the children and their files (proc_pid_stat(5),
+//! proc_pid_fd(5)).
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-/// An open file, by device and inode of what it was opened from.
+/// The identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId(u64, u64);
 
@@ -32,33 +32,34 @@ impl FileId {
     }
 }
 
-/// A process. Its start time tells it from a later one with the same id.
+/// A process. The start time distinguishes it from a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Child {
     id: u32,
     started: u64,
 }
 
-/// What is known about the children of this process before it closes a file.
+/// The children of this process before it closes a file.
 #[derive(Debug)]
 pub(crate) struct Children {
-    /// Those that do not hold the file.
+    /// The children that do not hold the file.
     without: Vec<Child>,
 }
 
 impl Children {
-    /// Asks while this process still has `file` open. A child without the file now never gets it.
+    /// Call it while this process still has `file` open. A child that does not have the file now
+    /// never gets it.
     ///
     /// # Errors
-    /// Where `/proc` does not tell.
+    /// Errors of reading `/proc`.
     pub(crate) fn before_close(file: FileId) -> io::Result<Self> {
         let lacks_it = |child: &Child| file.is_held_by(child).is_ok_and(|held| !held);
         Ok(Self { without: running()?.into_iter().filter(lacks_it).collect() })
     }
 
-    /// Whether a child may still hold the file after this process has closed it, or may be closing
-    /// it right now. A child that has ended does neither: the kernel closes the files before a
-    /// process becomes a zombie (`do_exit`, kernel/exit.c).
+    /// Whether a child may still hold the file, or be closing it at this moment, after this process
+    /// has closed it. A child that has ended does not: the kernel closes the files before a process
+    /// becomes a zombie (`do_exit`, kernel/exit.c).
     pub(crate) fn may_hold(&self) -> bool {
         running().map_or(true, |all| all.iter().any(|child| !self.without.contains(child)))
     }
@@ -79,7 +80,7 @@ fn running() -> io::Result<Vec<Child>> {
 
 /// The process, if it is a child of this one and has not ended.
 fn running_child(id: u32, stat: &str) -> Option<Child> {
-    // The second field is a name in parentheses, which may contain parentheses itself.
+    // The second field is a name in parentheses, and may itself contain parentheses.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
     let [state, parent, ..] = fields.as_slice() else { return None };
     let is_ours = parent.parse() == Ok(std::process::id());

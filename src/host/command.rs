@@ -1,4 +1,4 @@
-//! Commands: from a typed request through the channel to a typed answer.
+//! Sending commands: typed requests through the channel, and typed answers.
 
 use std::fmt;
 use std::io;
@@ -17,26 +17,26 @@ use crate::host::channel::{Access, Channel};
 use crate::host::fork::{Process, forked};
 use crate::host::system::{self, Call, Mapping};
 
-/// How often a command is sent again when signals interrupt it. The kernel undoes an interrupted
-/// command before it returns EINTR, so sending it again is safe. After that the error is
-/// `Interrupted`.
+/// How often a command is sent again when a signal interrupts it; then the error is `Interrupted`.
+/// The kernel undoes an interrupted command before it returns EINTR, so sending it again is safe.
 const INTERRUPTED_TRIES: u32 = 100;
 
-/// Tells whether a device is gone, independently of commands that fail.
+/// Detects the removal of a device, independently of failing commands.
 pub(crate) trait Removal: fmt::Debug + Send + Sync {
-    /// Whether the kernel has said that the device, and every object of this open file, is gone.
+    /// Whether the kernel has reported that the device, and every object of this open file, is
+    /// gone.
     fn device_is_gone(&self) -> bool;
 }
 
-/// The open device, as the sender of commands needs it.
+/// The sender of commands to an open device.
 #[derive(Debug)]
 pub(crate) struct Commands {
     channel: Arc<dyn Channel>,
-    /// Part of every command, so that the kernel can check which driver's data it carries.
+    /// In every command, so that the kernel can check whose driver data it has.
     driver: DriverId,
-    /// Not set while the device is being opened; there are no objects then.
+    /// Not set while the device is being opened; then there are no objects.
     removal: OnceLock<Arc<dyn Removal>>,
-    /// The process that opened it. A forked child shares the file, and its destroys would hit the
+    /// The process that opened the device. A forked child shares the file, and could destroy the
     /// parent's objects.
     process: Process,
 }
@@ -46,13 +46,13 @@ impl Commands {
         Self { channel, driver, removal: OnceLock::new(), process: Process::current() }
     }
 
-    /// From now on `removal` tells whether the device is gone.
+    /// Sets `removal`.
     pub(crate) fn watch(&self, removal: Arc<dyn Removal>) {
         // A context is opened once.
         let _ = self.removal.set(removal);
     }
 
-    /// Whether the kernel has said that the device is gone.
+    /// Whether the kernel has reported that the device is gone.
     pub(crate) fn device_is_gone(&self) -> bool {
         self.removal.get().is_some_and(|removal| removal.device_is_gone())
     }
@@ -65,8 +65,8 @@ impl Commands {
         &*self.channel
     }
 
-    /// Refuses forked children. Verbs that create objects ask before they touch what threads share
-    /// in a context: some of it is behind locks that a child may find held for ever.
+    /// Refuses forked children. Verbs that create objects call it before they use shared state of a
+    /// context, whose locks may be held for ever in a child.
     pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
         if Process::current() == self.process { Ok(()) } else { Err(forked(verb)) }
     }
@@ -94,9 +94,9 @@ impl Commands {
         Ok(request.created(attribute).unwrap_or_default())
     }
 
-    /// Sends a request that destroys an object. Once the device is gone, so are all its objects:
-    /// that is a success. The request is then sent once more, which waits until the kernel has
-    /// destroyed them (see `events/end.rs`).
+    /// Sends a request that destroys an object. If the device is gone, all its objects are gone
+    /// too, which counts as success. In that case the request is sent a second time, which waits
+    /// until the kernel has destroyed the objects (see `events/end.rs`).
     ///
     /// # Errors
     /// Errors of the kernel. After one, whatever its errno, the device may still use the object's
@@ -116,7 +116,7 @@ impl Commands {
         }
     }
 
-    /// Destroys the object with this handle by a method that takes nothing else.
+    /// Destroys the object with this handle, by a method whose only argument is the handle.
     ///
     /// # Errors
     /// As for [`Commands::destroy`].
@@ -131,8 +131,8 @@ impl Commands {
         self.destroy(verb, &mut request)
     }
 
-    /// As [`Commands::destroy_handle`], by a method that answers with an `A`: the number of events
-    /// that the kernel has handed out.
+    /// As [`Commands::destroy_handle`], by a method with an answer `A`, the number of events that
+    /// the kernel has delivered.
     ///
     /// # Errors
     /// As for [`Commands::destroy`].
@@ -149,9 +149,9 @@ impl Commands {
         self.destroy(verb, &mut request)
     }
 
-    /// Commands fail with EIO or ENODEV once the device is gone. They also do if the firmware fails
-    /// and all objects still exist, so neither the errno nor the number of failures proves that the
-    /// device is gone.
+    /// Commands fail with EIO or ENODEV after the device was removed, but also if the firmware
+    /// fails while all objects still exist. So neither the errno nor the number of failures proves
+    /// that the device is gone.
     fn explain(&self, error: Error) -> Error {
         if !matches!(error.errno(), libc::EIO | libc::ENODEV) {
             return error;
@@ -261,8 +261,8 @@ impl Commands {
         mapped.map_err(|errno| Error::os(verb, errno).asked(format!("mmap at {offset:#x}")))
     }
 
-    /// Checks that the kernel takes write commands by ioctl. As libibverbs does, it sends a command
-    /// that has only its number: a kernel that knows the method finds it too short (ENOSPC).
+    /// Checks that the kernel accepts write commands by ioctl. Like libibverbs, it sends a command
+    /// with only its number, which a kernel with the method refuses as too short (ENOSPC).
     pub(crate) fn require_invoke_write(&self) -> Result<()> {
         let mut probe = self.request::<invoke_write::Call>();
         probe.constant(invoke_write::WRITE_CMD, WriteCmd::QUERY_DEVICE.0);

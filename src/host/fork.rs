@@ -1,39 +1,39 @@
-//! What a fork does to a program that holds an RDMA device.
+//! Effects of a fork in a program with an open RDMA device.
 //!
 //! # The parent
 //! The device reads and writes pinned pages of the parent by their physical address. If `fork`
-//! shared such a page copy-on-write and the parent wrote first, the parent would get a fresh page
-//! and the device would go on with the old one. Linux 5.12 and later copy pinned pages at fork, so
-//! the parent keeps its own and nothing has to be done. Older kernels are told to leave pages out
-//! of the child (`MADV_DONTFORK`), but only pages that this library mapped itself, each mapping as
-//! a whole: no mapping is ever split, so the process does not run into `vm.max_map_count`. Memory
-//! that the program registers from its own allocations is left alone; on such a kernel a program
-//! that forks should register [`Buffer`](crate::Buffer)s, or not write to registered memory between
-//! fork and exec.
+//! shared such a page copy-on-write and the parent wrote to it first, the parent would get a new
+//! page and the device would continue to use the old one. Linux 5.12 and later copy pinned pages at
+//! fork, so the parent keeps its pages. On older kernels this library excludes its own mappings
+//! from the child (`MADV_DONTFORK`), each as a whole: splitting mappings could exceed
+//! `vm.max_map_count`. It does not change memory that the program allocated itself; on such a
+//! kernel a program that forks should register [`Buffer`](crate::Buffer)s, or not write to
+//! registered memory between fork and exec.
 //!
 //! # The child
-//! A child shares the open file, so a destroy there would destroy the parent's objects. Every
-//! handle therefore remembers who opened the device: in a child each verb fails with
-//! [`ErrorKind::ForkedChild`] and every `Drop` does nothing, so a child may exit or exec.
-//! Posting and polling do not check this (it would cost the parent a test per call). Instead a
-//! handler that runs in the child before `fork` returns (`pthread_atfork`) replaces the doorbell
-//! pages by ordinary memory, and marks the queues closed for posting:
+//! A child shares the open file, so destroying an object there would destroy the parent's object.
+//! Therefore every verb fails in a child with [`ErrorKind::ForkedChild`] and every `Drop` does
+//! nothing, so a child may exit or exec. Posting and polling do not check this, because it would
+//! cost the parent a test per call. Instead a handler that runs in the child before `fork` returns
+//! (`pthread_atfork`) replaces the doorbell pages by ordinary memory, and closes the queues for
+//! posting:
 //!
-//! - what a child posts, publishes or arms reaches no device: rings and doorbell records are its
-//!   own copies, and so are doorbells. Queue memory that the program shares with its children
-//!   itself (an allocator of `MAP_SHARED` memory) is the exception;
-//! - a slot is refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once,
-//!   a batch of a queue pair cannot be begun, and a single raw post fails as soon as the queue
-//!   checks its state. Up to a ring of posts before that return `Ok` and do nothing. Most posts to
-//!   a raw shared receive queue, and arming a completion queue, do nothing and report nothing.
+//! - The device sees nothing that a child posts, publishes or arms: rings, doorbell records and
+//!   doorbells are the child's copies. The exception is queue memory that the program itself shares
+//!   with its children (an allocator of `MAP_SHARED` memory).
+//! - Slots are refused with [`PostError::ForkedChild`](crate::qp::PostError::ForkedChild) at once,
+//!   a batch of a queue pair cannot be started, and a single raw post fails as soon as the queue
+//!   checks its state. Before that, as many posts as the ring has entries may return `Ok` and do
+//!   nothing. Most posts to a raw shared receive queue, and arming a completion queue, do nothing
+//!   and return no error.
 //!
-//! `vfork` and `posix_spawn` run no handlers; their children only call exec. A child made by a bare
-//! `clone` system call is not covered. The software device's thread exists in the parent only. A
-//! child that wants RDMA opens the device anew.
+//! `vfork` and `posix_spawn` run no handlers; their children only call exec. Children of a bare
+//! `clone` system call are not supported. The software device's thread exists in the parent only. A
+//! child that uses RDMA has to open the device itself.
 //!
-//! The child has only the thread that forked. Locks that other threads of the parent held at that
-//! moment stay locked in the child for ever. No verb and no `Drop` in a child waits for such a
-//! lock: a child gives up on the locks of a context, and starts with new per-process state.
+//! The child has only the thread that forked. Locks that other threads of the parent held at the
+//! fork stay locked in the child for ever. No verb and no `Drop` in a child waits for such a lock:
+//! they give up on locked state of a context, and per-process state is created anew.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -54,13 +54,14 @@ const HEADER: usize = 16;
 
 /// Whether the running kernel copies pinned pages at fork.
 ///
-/// The RDMA core answers this over netlink. If it does not (no RDMA in the kernel, or no netlink in
-/// a container), the kernel's version decides: 5.12 is the first that copies.
+/// The RDMA core reports this over netlink. If it does not answer (no RDMA in the kernel, or no
+/// netlink in a container), the kernel's version decides: 5.12 is the first that copies.
 #[doc(alias = "ibv_fork_init")]
 #[doc(alias = "ibv_is_fork_initialized")]
 pub fn kernel_copies_pinned_pages() -> bool {
     const UNKNOWN: u8 = 2;
-    // Not a lock: a child could find it held. Two threads may ask at once and get the same answer.
+    // Not a lock, which could be held for ever in a child. Two threads may ask at once; both get
+    // the same answer.
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     let known = ANSWER.load(Ordering::Relaxed);
     if known != UNKNOWN {
@@ -77,11 +78,10 @@ pub(crate) fn forked(verb: &'static str) -> Error {
     Error::new(verb, ErrorKind::ForkedChild, cause).cure_with("open the device anew in the child")
 }
 
-/// A mutex that a forked child never waits for: the thread that held it at the fork does not exist
+/// A mutex on which a forked child never waits: the thread that held it at the fork does not exist
 /// there.
 ///
-/// If a thread panicked while it held the lock, the next one gets the data as it is: every critical
-/// section keeps it consistent at each step.
+/// Poisoning is ignored: every critical section keeps the data consistent at each step.
 #[derive(Debug)]
 pub(crate) struct Lock<T> {
     mutex: Mutex<T>,
@@ -106,13 +106,13 @@ impl<T> Lock<T> {
         Self { mutex: Mutex::new(value), process: Process::current() }
     }
 
-    /// Locks; `None` in a forked child that finds the lock held.
+    /// Locks; `None` in a forked child if the lock is held.
     #[inline]
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, T>> {
         self.try_lock().or_else(|| self.wait())
     }
 
-    /// Locks, unless another thread has the lock now.
+    /// Locks, unless the lock is held.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.mutex.try_lock() {
             Ok(guard) => Some(guard),
@@ -147,7 +147,7 @@ fn ask_rdma_core() -> Result<bool, Errno> {
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
     send(fd, &request(), MsgFlags::empty())?;
     let mut reply = [0; 1024];
-    // The core answers during the send, so the reply has arrived by now or never will.
+    // The core answers during the send, so the reply is either there now or never comes.
     let length = recv(fd, &mut reply, MsgFlags::MSG_DONTWAIT)?;
     copy_on_fork(&reply[..length]).ok_or(Errno::EPROTO)
 }
@@ -161,7 +161,7 @@ fn request() -> [u8; HEADER] {
     message
 }
 
-/// The attribute in an answer; `None` if this is not an answer to the question.
+/// The attribute in an answer; `None` if it is not an answer to [`request`].
 fn copy_on_fork(reply: &[u8]) -> Option<bool> {
     let kind = u16::from_ne_bytes(reply.get(4..6)?.try_into().ok()?);
     if kind != SYS_GET {

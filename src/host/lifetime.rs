@@ -1,4 +1,4 @@
-//! Destroying the kernel's objects: what all of them have in common.
+//! Destroying the kernel's objects.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use crate::host::events::{Wait, log_failed_drop};
 
 /// A kernel object that may have events.
 pub(crate) trait Destroy: Sized {
-    /// Destroys it, once its events have been acknowledged. On failure nothing has changed.
+    /// Destroys it after its events have been acknowledged. On failure nothing has changed.
     fn destroy_in_place(&mut self, wait: Wait) -> Result<()>;
 }
 
-/// Destroys `object`, or gives it back with the reason.
+/// Destroys `object`, or returns it with the reason.
 pub(crate) fn destroy<T: Destroy>(
     mut object: T,
     wait: Wait,
@@ -38,13 +38,13 @@ pub(crate) fn destroy_unshared<S>(
     }
 }
 
-/// The object that another one was created from and keeps alive.
+/// The parent that an object keeps alive.
 pub(crate) trait Parent {
     /// The open device that commands go to.
     fn commands(&self) -> &Commands;
 }
 
-/// How objects of one kind are destroyed.
+/// A kind of objects that are destroyed the same way.
 #[derive(Debug)]
 pub(crate) struct Kind {
     pub(crate) verb: &'static str,
@@ -53,8 +53,8 @@ pub(crate) struct Kind {
     pub(crate) destroy: fn(&Commands, &'static str, u32) -> Result<()>,
 }
 
-/// A kind: its verb and its name as in [`Kind`], and the handle of the method that destroys it and
-/// takes nothing else.
+/// Makes a [`Kind`] of its verb, its name, and the handle attribute of the destroying method, which
+/// has no other argument.
 macro_rules! object_kind {
     ($verb:expr, $name:literal, $handle:path) => {
         $crate::host::lifetime::Kind {
@@ -66,14 +66,14 @@ macro_rules! object_kind {
 }
 pub(crate) use object_kind;
 
-/// A kernel object that has no events and no memory of its own. Dropping it destroys it, unless
-/// [`Object::destroy`] did.
+/// A kernel object without events and without memory. Dropping it destroys it, unless
+/// [`Object::destroy`] has.
 #[derive(Debug)]
 pub(crate) struct Object<P: Parent> {
     pub(crate) parent: P,
     pub(crate) handle: u32,
     kind: &'static Kind,
-    /// Not destroyed yet, and this process has to destroy it.
+    /// Whether this process still has to destroy it.
     live: bool,
 }
 
@@ -104,10 +104,10 @@ impl<P: Parent> Drop for Object<P> {
     }
 }
 
-/// The three ways to destroy an object with events: the verb's name in C, and what can go wrong.
+/// Defines the three methods that destroy an object with events, for its verb in C and its errors.
 macro_rules! destroy_methods {
     ($verb:literal, $errors:literal) => {
-        /// Destroys it, waiting until every event got for it has been acknowledged.
+        /// Destroys it, after waiting until every event taken for it has been acknowledged.
         ///
         /// # Errors
         #[doc = $errors]
@@ -119,7 +119,7 @@ macro_rules! destroy_methods {
         /// As `destroy`, waiting for at most `bound`.
         ///
         /// # Errors
-        /// Also `TimedOut`, naming what is outstanding.
+        /// Also `TimedOut`, with the number of unacknowledged events.
         #[doc = $errors]
         pub fn destroy_within(
             self,
@@ -131,7 +131,7 @@ macro_rules! destroy_methods {
         /// As `destroy`, without waiting.
         ///
         /// # Errors
-        /// Also `Busy`, naming what is outstanding.
+        /// Also `Busy`, with the number of unacknowledged events.
         #[doc = $errors]
         pub fn try_destroy(self) -> std::result::Result<(), $crate::error::DestroyError<Self>> {
             $crate::host::lifetime::destroy(self, $crate::host::events::Wait::Never)
@@ -140,21 +140,21 @@ macro_rules! destroy_methods {
 }
 pub(crate) use destroy_methods;
 
-/// Destruction of an object of the raw layer that its owner cannot move, and what can go wrong.
+/// Defines the method that destroys an object of the raw layer in place, for its errors.
 macro_rules! destroy_in_place_method {
     ($errors:literal) => {
-        /// Destroys it where it is, waiting for at most `bound` until every event got for it has
-        /// been acknowledged: for programs that cannot move it, since other threads hold its
+        /// Destroys it in place, after waiting for at most `bound` until every event taken for it
+        /// has been acknowledged: for programs that cannot move it, because other threads have its
         /// address.
         ///
         /// # Errors
         /// `TimedOut` while events are held;
         #[doc = $errors]
-        /// Nothing has changed then.
+        /// On an error nothing has changed.
         ///
         /// # Safety
-        /// After `Ok` the value is only posted to, polled or dropped: its handles may belong to
-        /// another object.
+        /// After `Ok` the value is only posted to, polled or dropped: the kernel may reuse its
+        /// handle for another object.
         pub unsafe fn destroy_in_place_within(
             &mut self,
             bound: std::time::Duration,

@@ -1,5 +1,4 @@
-//! `/dev/infiniband/rdma_cm`, the connection manager's character device: an open file of it, or of
-//! the software device's.
+//! Open files of the connection manager: of `/dev/infiniband/rdma_cm`, or of the software device's.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -29,8 +28,8 @@ const MISC: u64 = 10;
 const LOAD: &str = "load the module (modprobe rdma_ucm), or give the container the node \
                     (--device=/dev/infiniband/rdma_cm); UVERBS_DEVICE=soft is the software device";
 
-/// An open file of the connection manager: commands are written to it, and it is readable while
-/// events wait. Fetching an event never waits.
+/// An open file of the connection manager. Commands are written to it, and it is readable while
+/// there are events. Taking an event never waits.
 #[derive(Debug)]
 pub(crate) struct Manager {
     node: Node,
@@ -60,7 +59,7 @@ impl Manager {
         Ok(Self { node: Node::Kernel(file), process: Process::current() })
     }
 
-    /// Opens the software device's.
+    /// Opens the software device's connection manager.
     #[cfg(feature = "soft")]
     pub(crate) fn open_soft(source: &SoftSource) -> Result<Self> {
         let manager = source.manager().map_err(|error| Error::io(OPEN, &error))?;
@@ -68,19 +67,19 @@ impl Manager {
         Ok(Self { node: Node::Soft(opened.0, opened.1), process: Process::current() })
     }
 
-    /// Whether this process opened it: in a forked child every command fails.
+    /// Whether this process opened it. In a forked child every command fails.
     pub(crate) fn is_here(&self) -> bool {
         Process::current() == self.process
     }
 
-    /// Runs a command and gives its answer.
+    /// Runs a command and returns its answer.
     pub(crate) fn ask<C: Command>(&self, verb: &'static str, body: C) -> Result<C::Response> {
         let mut answer = C::Response::new_zeroed();
         self.run(verb, body, answer.as_mut_bytes())?;
         Ok(answer)
     }
 
-    /// Runs a command whose answer or value is in `memory`.
+    /// Runs a command with its answer or value in `memory`.
     pub(crate) fn run<C: Command>(
         &self,
         verb: &'static str,
@@ -99,7 +98,7 @@ impl Manager {
         sent.map_err(|error| Error::io(verb, &error))
     }
 
-    /// Waits until an event can be fetched, `timeout` at most; whether one can.
+    /// Waits until there is an event, for at most `timeout`. Returns whether there is one.
     pub(crate) fn wait(&self, verb: &'static str, timeout: Option<Duration>) -> Result<bool> {
         if !self.is_here() {
             return Err(forked(verb));
@@ -118,8 +117,8 @@ impl AsFd for Manager {
     }
 }
 
-/// The node must be the character device that sysfs announces, or in a container without sysfs at
-/// least one of the misc devices.
+/// Checks that the node is the character device that sysfs names or, in a container without sysfs,
+/// at least a misc device.
 fn check_number(node: &Path, found: Option<(u64, u64)>, sysfs: &Path) -> Result<()> {
     let node = node.display();
     let other = |cause| Err(Error::new(OPEN, ErrorKind::NotFound, cause).cure_with(LOAD));
@@ -138,7 +137,7 @@ fn check_number(node: &Path, found: Option<(u64, u64)>, sysfs: &Path) -> Result<
     other(format!("{node} is device {major}:{minor}, but rdma_cm is {expected}"))
 }
 
-/// A kernel that does not tell its ABI version has the version of all kernels since 2007.
+/// A kernel that does not show its ABI version has the version of all kernels since 2007.
 fn check_version(sysfs: &Path) -> Result<()> {
     let Ok(text) = fs::read_to_string(sysfs.join(SYSFS).join("abi_version")) else { return Ok(()) };
     match text.trim().parse::<u32>() {

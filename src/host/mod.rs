@@ -1,6 +1,5 @@
-//! What this process gets from the operating system: the character device, commands, event files,
-//! pages of memory, and what a fork does to them. Of mlx5 it knows only the driver's name and the
-//! handles of queues.
+//! The interface to the operating system: the character device, commands, event files, pages of
+//! memory, and forks. The only mlx5-specific parts are the driver's name and the handles of queues.
 
 pub(crate) mod buffer;
 pub mod channel;

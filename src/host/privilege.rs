@@ -1,18 +1,19 @@
-//! Why the kernel refuses raw packets: which capability is missing, and in which namespace.
+//! Why the kernel refuses raw packets: the missing capability and its namespace.
 
 use std::fs;
 
 /// Bit of CAP_NET_RAW in the sets of /proc/self/status.
 const CAP_NET_RAW: u32 = 13;
 
-/// What the process lacks for raw packet queue pairs and for steering rules, as far as it can tell.
+/// What the process lacks for raw packet queue pairs and steering rules, as far as /proc shows it.
 pub(crate) fn lacking() -> &'static str {
     let read = |file| fs::read_to_string(file).unwrap_or_default();
     explain(has_net_raw(&read("/proc/self/status")), is_initial(&read("/proc/self/uid_map")))
 }
 
-/// Linux 6.12 asks for the capability in the initial user namespace (`capable`), kernels since the
-/// middle of 2025 in that of the device's network namespace (`rdma_uattrs_has_raw_cap`).
+/// Linux 6.12 requires the capability in the initial user namespace (`capable`), kernels since the
+/// middle of 2025 in the user namespace of the device's network namespace
+/// (`rdma_uattrs_has_raw_cap`).
 fn explain(has: Option<bool>, initial: bool) -> &'static str {
     match (has, initial) {
         (Some(false), _) => {

@@ -1,4 +1,4 @@
-//! Where the memory of queues comes from.
+//! Allocators for the memory of queues.
 
 use std::fmt;
 use std::io;
@@ -8,10 +8,10 @@ use super::buffer::{Buffer, PageSize};
 use super::fork::Lock;
 use crate::error::{Error, Result};
 
-/// Alignment of rings.
+/// Alignment of rings in bytes.
 const PAGE: usize = 4096;
 
-/// What memory of a queue is for.
+/// The use of a queue's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QueueUse {
@@ -28,7 +28,7 @@ pub enum QueueUse {
 }
 
 impl QueueUse {
-    /// Alignment of the memory: a page for rings, a cache line for records.
+    /// Alignment in bytes: a page for rings, a cache line for others.
     fn alignment(self) -> usize {
         match self {
             Self::Completions | Self::WorkRequests | Self::SharedReceives => PAGE,
@@ -39,14 +39,14 @@ impl QueueUse {
 
 type Allocator = dyn Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync;
 
-/// An allocator for the memory of queues and their doorbell records, in place of ordinary pages:
-/// huge pages, memory of one NUMA node, an arena of the program's own (what
-/// `ibv_alloc_parent_domain` takes `alloc` and `free` for).
+/// An allocator for the memory of queues and their doorbell records, instead of ordinary pages: for
+/// huge pages, memory of one NUMA node, or an arena of the program (like `alloc` and `free` of
+/// `ibv_alloc_parent_domain`).
 ///
-/// Give it to a protection domain, for the queues created from that
-/// ([`ProtectionDomain::with_queue_memory`]), and to completion queues
+/// Set it for a protection domain, and so for the queues made from it
+/// ([`ProtectionDomain::with_queue_memory`]), and for completion queues
 /// ([`CqBuilder::queue_memory`](crate::CqBuilder::queue_memory)). Queues of frames
-/// ([`uverbs::ethernet`](crate::ethernet)) take all their memory from it, buffers included. The
+/// ([`uverbs::ethernet`](crate::ethernet)) take all their memory from it, including buffers. The
 /// [`Buffer`] that it returns is dropped when the queue is destroyed.
 ///
 /// ```no_run
@@ -69,9 +69,9 @@ impl fmt::Debug for QueueMemory {
 }
 
 impl QueueMemory {
-    /// An allocator that calls `allocate` with the number of bytes and what they are for. The
-    /// buffer of a ring has to be zeroed and begin with a page of 4096 bytes, that of a doorbell
-    /// record at a multiple of 64.
+    /// An allocator that calls `allocate` with the number of bytes and their use. The buffer of a
+    /// ring has to be zeroed and aligned to 4096 bytes; other buffers have to be aligned to 64
+    /// bytes.
     pub fn new(
         allocate: impl Fn(usize, QueueUse) -> io::Result<Buffer> + Send + Sync + 'static,
     ) -> Self {
@@ -79,16 +79,16 @@ impl QueueMemory {
     }
 
     /// Pages of `size`. Rings, doorbell records and buffers of several queues share huge pages. A
-    /// page is returned when nothing uses a part of it any more.
+    /// page is freed when no part of it is in use.
     ///
     /// If there are too few pages, creating the queue fails (ENOMEM if the kernel's pool of huge
-    /// pages is empty): nothing falls back to other pages.
+    /// pages is empty). There is no fallback to other pages.
     pub fn pages(size: PageSize) -> Self {
         Self::cut_from(size, move |length| Buffer::with_pages(length, size))
     }
 
-    /// Pages of `size` of one NUMA node: see [`Buffer::on_node`], whose errors are those of the
-    /// queue's creation. [`Context::numa_node`](crate::Context::numa_node) is the device's.
+    /// Pages of `size` of one NUMA node: see [`Buffer::on_node`], whose errors creating the queue
+    /// returns. [`Context::numa_node`](crate::Context::numa_node) returns the device's node.
     ///
     /// ```no_run
     /// use uverbs::memory::{PageSize, QueueMemory};

@@ -1,6 +1,6 @@
-//! What the compiler cannot check of the operating system's interface: the verbs ioctl, commands of
-//! the connection manager, mappings of device pages, file descriptors that the kernel opens or a
-//! reactor watches, handlers that run in forked children, and a page that children find cleared.
+//! The unsafe parts of the operating system's interface: the verbs ioctl, commands of the
+//! connection manager, mappings of device pages, file descriptors that the kernel opens or a
+//! reactor watches, handlers that run in forked children, and a page that is cleared in children.
 
 #![allow(unsafe_code)]
 
@@ -44,10 +44,10 @@ impl<'r> Call<'r> {
     /// Sends it to the kernel.
     pub(super) fn send(self, file: BorrowedFd<'_>) -> io::Result<()> {
         // SAFETY: a `Request` is a well-formed header with its attributes; every pointer in it
-        // comes from a reference that it borrows until its end, with that reference's length.
-        // Memory that commands hand over by address (queues, doorbell records, registered memory)
-        // is the concern of the object types that fill them in, which keep it until the object is
-        // destroyed.
+        // comes from a reference that it borrows, with that reference's length. Some commands
+        // contain addresses of memory that the device will use (queues, doorbell records,
+        // registered memory): the object types that fill them in keep this memory until the object
+        // is destroyed.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), RDMA_VERBS_IOCTL as _, self.header) };
         done(result)
     }
@@ -60,7 +60,7 @@ impl<'r> Call<'r> {
     }
 }
 
-/// The result of a system call. An [`Errno`] would lose the numbers that C has no name for.
+/// The result of a system call. An [`Errno`] would lose numbers that have no name in C.
 fn done(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -72,7 +72,7 @@ pub(crate) struct Written<'r> {
 }
 
 impl<'r> Written<'r> {
-    /// A command whose answer goes to `memory`, or whose value is there.
+    /// A command whose answer the kernel writes to `memory`, or whose value it reads there.
     pub(super) fn new<C: cm::Command>(mut body: C, memory: &'r mut [u8]) -> Self {
         body.name_memory(memory.as_mut_ptr().expose_provenance() as u64, memory.len());
         Self { message: Message::with_output(&body, memory.len()), memory: PhantomData }
@@ -82,7 +82,7 @@ impl<'r> Written<'r> {
     pub(super) fn send(self, file: BorrowedFd<'_>) -> io::Result<()> {
         let bytes = self.message.as_bytes();
         // SAFETY: the only memory that the command names is borrowed exclusively until the end of
-        // this call, and its header says how long that memory is.
+        // this call, and its header has the length of that memory.
         let result = unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
         done(result as _)
     }
@@ -158,7 +158,8 @@ fn storage_v6(address: Ipv6Addr) -> libc::sockaddr_storage {
     storage
 }
 
-/// The file that the kernel opened when it executed `request`, which is answered once.
+/// The file that the kernel opened when it executed `request`. Consumes the request, so that the
+/// file has one owner.
 pub(crate) fn opened<M>(
     verb: &'static str,
     request: Request<'_, M>,
@@ -167,8 +168,8 @@ pub(crate) fn opened<M>(
     owned(verb, request.opened(file).unwrap_or(-1))
 }
 
-/// The file whose descriptor the answer to a write command names. `answer` is that of a command
-/// which was just sent, and is used up.
+/// The file whose descriptor is in the answer to a write command that was just sent. Consumes the
+/// answer, so that the file has one owner.
 pub(super) fn opened_by_write<A>(
     verb: &'static str,
     answer: A,
@@ -182,12 +183,12 @@ fn owned(verb: &'static str, fd: i32) -> crate::error::Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::new(verb, ErrorKind::Refused, "the kernel gave no file descriptor"));
     }
-    // SAFETY: the kernel has just opened this descriptor for us, in the answer that the caller
-    // consumes.
+    // SAFETY: the kernel has just opened this descriptor for this process, and the caller consumed
+    // the answer with it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The source that a tokio reactor watches: the descriptor of `owner`, which keeps it open.
+/// A file descriptor for a tokio reactor, which `owner` keeps open.
 #[cfg(feature = "tokio")]
 #[derive(Debug)]
 pub(crate) struct Watched<T> {
@@ -195,8 +196,8 @@ pub(crate) struct Watched<T> {
     fd: RawFd,
 }
 
-/// What ends the wait for an event file. Once its device is removed, the kernel reports an error
-/// only (core/uverbs_main.c, `ib_uverbs_event_poll`).
+/// The conditions that end the wait for an event file. After its device was removed, the kernel
+/// reports only an error (core/uverbs_main.c, `ib_uverbs_event_poll`).
 #[cfg(feature = "tokio")]
 pub(crate) const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
 
@@ -210,7 +211,7 @@ impl<T: AsFd> Watched<T> {
         let fd = owner.as_fd().as_raw_fd();
         // SAFETY: `as_raw_fd` returns the same number at each call. The descriptor is open as long
         // as `owner` can be borrowed (`BorrowedFd`): this value never changes or replaces `owner`,
-        // lends it by shared references only, and keeps it until the reactor has let go of both.
+        // returns only shared references to it, and keeps it until the reactor has deregistered it.
         let registered = unsafe { AsyncFd::register_with_interest(Self { owner, fd }, READABLE) };
         registered.map_err(|error| error.into_parts().1)
     }
@@ -233,19 +234,20 @@ impl<T> AsRawFd for Watched<T> {
 
 /// A mapping of device pages; unmapped when dropped.
 ///
-/// It lends atomics only: the pages are registers, or memory that the device and the kernel write.
+/// It gives access only by atomics and volatile reads: the pages are registers, or memory that the
+/// device and the kernel write.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<c_void>,
     length: usize,
-    /// Its place in the list of pages that a child does not share.
+    /// Its entry in the list of pages that are replaced in forked children.
     hidden: Option<&'static Place>,
 }
 
-// SAFETY: a mapping is owned by the process, not by a thread, and munmap may be called from any
+// SAFETY: a mapping belongs to the process, not to a thread, and munmap may be called from any
 // thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` gives the address, atomics and volatile reads.
+// SAFETY: as above; `&Mapping` allows only the address, atomics and volatile reads.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -261,8 +263,8 @@ impl Mapping {
     ) -> Result<Self, Errno> {
         let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let (protection, fd) = (access.protection(), file.as_raw_fd());
-        // SAFETY: a new shared mapping at an address of the kernel's choosing touches no memory
-        // that is in use already.
+        // SAFETY: a new shared mapping, at an address that the kernel chooses, replaces no other
+        // mapping.
         let start = unsafe {
             libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, offset)
         };
@@ -283,8 +285,7 @@ impl Mapping {
     ) -> Result<Self, Errno> {
         let offset = i64::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let (protection, flags) = (access.protection(), libc::MAP_SHARED);
-        // SAFETY: no address is asked for, so nothing that is mapped already is replaced; and the
-        // mapping is new.
+        // SAFETY: no address is requested, so the mapping is new and replaces no other one.
         unsafe { Self::new(file.mmap(ptr::null_mut(), length, protection, flags, offset)?, length) }
     }
 
@@ -302,7 +303,7 @@ impl Mapping {
         self.start.as_ptr().cast()
     }
 
-    /// The address of `size` bytes at `offset`, if they are in the mapping and aligned to their
+    /// The address of `size` bytes at `offset`, if they are inside the mapping and aligned to their
     /// size.
     fn at(&self, offset: usize, size: usize) -> Option<*mut u8> {
         let end = offset.checked_add(size)?;
@@ -310,8 +311,8 @@ impl Mapping {
         fits.then(|| self.as_ptr().wrapping_add(offset))
     }
 
-    /// A word of memory that the device or the kernel may write, too. The caller must not store to
-    /// a mapping that is read-only.
+    /// A word of memory, which the device or the kernel may write, too. A store to a read-only
+    /// mapping faults.
     pub(crate) fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
         let word = self.at(offset, 4)?;
         // SAFETY: in the mapping, which begins with a page, and aligned; mapped as long as `self`
@@ -326,15 +327,15 @@ impl Mapping {
         Some(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 
-    /// Reads a device register of four bytes, as it is in memory.
+    /// Reads a device register of four bytes, without changing its byte order.
     pub(crate) fn read_register(&self, offset: usize) -> Option<u32> {
         let register = self.at(offset, 4)?;
         // SAFETY: as for `atomic_u32`; volatile, because it is a register.
         Some(unsafe { register.cast::<u32>().read_volatile() })
     }
 
-    /// The same mapping, which ordinary pages replace in a forked child: stores of a child reach no
-    /// device.
+    /// Makes forked children replace the mapping by ordinary pages, so that their stores do not
+    /// reach the device.
     pub(crate) fn hidden_from_children(mut self) -> Self {
         let start = self.start.as_ptr().addr();
         // SAFETY: the mapping is unmapped only after it was taken off the list (`drop`).
@@ -347,7 +348,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.hidden.iter().for_each(|place| place.free());
-        // SAFETY: only this value has had the mapping since it was made, and what it lends borrows
+        // SAFETY: only this value has used the mapping, and the references that it gave out borrow
         // it.
         let result = unsafe { libc::munmap(self.start.as_ptr(), self.length) };
         if result != 0 {
@@ -356,14 +357,14 @@ impl Drop for Mapping {
     }
 }
 
-/// An object that forked children change before `fork` returns there. The change neither locks nor
-/// allocates: other threads of the parent may have held locks at that moment.
+/// An object that is changed in forked children before `fork` returns there. The change must not
+/// lock or allocate, because other threads of the parent may have held locks at the fork.
 pub(crate) trait Inherited: Sync {
     /// Makes the child's copy harmless.
     fn in_child(&self, child: InChild);
 }
 
-/// Objects of which forked children call [`Inherited::in_child`], as long as this lives.
+/// Objects whose [`Inherited::in_child`] is called in forked children, as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct Listed<T: Inherited> {
     place: &'static Place,
@@ -390,8 +391,8 @@ impl<T: Inherited> Drop for Listed<T> {
 /// There are `count` values of `T` at `start`, and the process is a forked child in its handler.
 unsafe fn call<T: Inherited>(start: usize, count: usize) {
     let start = ptr::with_exposed_provenance::<T>(start);
-    // SAFETY: the caller's promise. The handler calls this before `fork` returns, and what a child
-    // cannot destroy keeps its memory (`UntilClose::keep`).
+    // SAFETY: the caller's promise. The handler calls this before `fork` returns, and memory of
+    // objects that a child cannot destroy is kept (`UntilClose::keep`).
     let (objects, child) = unsafe { (std::slice::from_raw_parts(start, count), InChild::new()) };
     objects.iter().for_each(|object| object.in_child(child));
 }
@@ -403,7 +404,7 @@ unsafe fn call<T: Inherited>(start: usize, count: usize) {
 unsafe fn replace_pages(start: usize, length: usize) {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: the caller's promise; what is stored to the mapping was never read back.
+    // SAFETY: the caller's promise; the library never reads back its stores to the mapping.
     unsafe { libc::mmap(ptr::without_provenance_mut(start), length, protection, flags, -1, 0) };
 }
 
@@ -411,14 +412,14 @@ type Action = unsafe fn(usize, usize);
 
 const _: () = assert!(size_of::<Place>() == align_of::<Place>());
 
-/// An entry of the list that children go through. Entries are never freed, but used again, because
-/// a lock cannot guard the list. Each is aligned to its size, so that it is on one page: the kernel
-/// copies the parent's memory page by page while other threads run, and a child must not see an
-/// entry that is half of one use and half of the next.
+/// An entry of the list that the handler in children visits. Entries are reused and never freed,
+/// because a lock cannot guard the list. Each is aligned to its size, so that it is on one page:
+/// the kernel copies the parent's memory page by page while other threads run, and a child must not
+/// see half of an entry's old contents and half of its new contents.
 #[derive(Debug)]
 #[repr(align(32))]
 struct Place {
-    /// Address of the object; [`FREE`] in an unused entry.
+    /// Address of the objects; [`FREE`] in an unused entry.
     start: AtomicUsize,
     length: AtomicUsize,
     /// An [`Action`].
@@ -433,22 +434,22 @@ static LIST: AtomicPtr<Place> = AtomicPtr::new(ptr::null_mut());
 static FORKS: Forks = Forks { count: AtomicU64::new(0), unwatched: AtomicU64::new(0) };
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// Grows with each fork between the process that first called this and the one that calls it now.
+/// The number of forks between the process that first called this function and the calling process.
 pub(crate) fn generation() -> u64 {
     watch_forks();
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A word that the kernel clears in forked children, also in those of a bare `clone`. Null before
-/// it is made, and [`NO_WORD`] where it cannot be: `MADV_WIPEONFORK` came with Linux 4.14.
+/// A word that the kernel clears in forked children, also in those of a bare `clone`. Null until it
+/// is made; [`NO_WORD`] before Linux 4.14, which has no `MADV_WIPEONFORK`.
 static ID: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static NO_WORD: AtomicU32 = AtomicU32::new(0);
 
-/// The process's id. A process asks the kernel for it once.
+/// The process's id, which is cached after the first call.
 pub(crate) fn process_id() -> u32 {
     let mut word = ID.load(Ordering::Acquire);
     if word.is_null() {
-        // Of two threads that are here at once one leaks a page.
+        // If two threads get here at once, one of them leaks a page.
         word = wiped_page().unwrap_or(ptr::from_ref(&NO_WORD).cast_mut());
         ID.store(word, Ordering::Release);
     }
@@ -465,13 +466,13 @@ pub(crate) fn process_id() -> u32 {
     id
 }
 
-/// A page of zeros, which is all zeros again in forked children.
+/// A page of zeros, which is cleared in forked children.
 fn wiped_page() -> Option<*mut AtomicU32> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let length = size_of::<AtomicU32>();
-    // SAFETY: a new mapping, at an address of the kernel's choice, of which only the behaviour at
-    // forks is changed.
+    // SAFETY: a new mapping at an address that the kernel chooses; madvise changes only its
+    // behaviour at forks.
     unsafe {
         let page = libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0);
         let is_wiped =
@@ -480,8 +481,8 @@ fn wiped_page() -> Option<*mut AtomicU32> {
     }
 }
 
-/// Grows with each fork of this process from the first call on. A fork that has begun counts, also
-/// in the child. If forks cannot be watched, each call counts as one.
+/// The number of forks of this process since the first call. A fork counts when it begins, also in
+/// the child. If forks cannot be watched, each call counts as a fork.
 pub(crate) fn forks() -> u64 {
     watch_forks();
     FORKS.number()
@@ -489,7 +490,8 @@ pub(crate) fn forks() -> u64 {
 
 struct Forks {
     count: AtomicU64,
-    /// 1 if forks are not watched, so that memory is never freed because none seems to have been.
+    /// 1 if forks are not watched: each call then returns a new number, so that no caller concludes
+    /// that there was no fork.
     unwatched: AtomicU64,
 }
 
@@ -502,8 +504,8 @@ impl Forks {
 fn watch_forks() {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     once_at_least(&WATCHED, || {
-        // SAFETY: the handlers only touch atomics, and in the child map pages over the ranges of
-        // the list. Registered twice, they do so twice.
+        // SAFETY: the handlers use only atomics, and in the child call the actions of the list. If
+        // they are registered twice, they do so twice.
         let result = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         if result != 0 {
             FORKS.unwatched.store(1, Ordering::SeqCst);
@@ -512,8 +514,8 @@ fn watch_forks() {
     });
 }
 
-/// Runs `register`, unless an earlier call has. Threads that are first together run it several
-/// times rather than wait for each other, because a child has only one of them.
+/// Runs `register`, unless an earlier call has. Threads that call it at the same time may each run
+/// it, instead of waiting for each other: after a fork the other thread might not exist.
 fn once_at_least(is_done: &AtomicBool, register: impl FnOnce()) {
     if !is_done.load(Ordering::Acquire) {
         register();
@@ -525,15 +527,15 @@ extern "C" fn before_fork() {
     FORKS.count.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Runs in a child, before fork returns there.
+/// Runs in forked children, before `fork` returns there.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     for place in Place::all() {
         let start = place.start.load(Ordering::Acquire);
         if start != FREE {
             let action = place.action.load(Ordering::Relaxed);
-            // SAFETY: an `Action`, stored before `start` was. The parent had not freed the place,
-            // so the contract of `Place::list` allows the call.
+            // SAFETY: an `Action`, stored before `start`. The parent had not freed the place, so
+            // the contract of `Place::list` allows the call.
             unsafe {
                 let action = std::mem::transmute::<*mut (), Action>(action);
                 action(start, place.length.load(Ordering::Relaxed));
@@ -542,7 +544,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// The free entries; `None` in a forked child that finds them locked, perhaps for ever.
+/// The free entries; `None` in a forked child if they are locked, perhaps for ever.
 fn spare() -> Option<MutexGuard<'static, Vec<&'static Place>>> {
     if GENERATION.load(Ordering::Relaxed) == 0 {
         return Some(SPARE.lock().unwrap_or_else(PoisonError::into_inner));
@@ -552,7 +554,7 @@ fn spare() -> Option<MutexGuard<'static, Vec<&'static Place>>> {
 
 impl Place {
     fn all() -> impl Iterator<Item = &'static Self> {
-        // SAFETY: null, or a value that was leaked.
+        // SAFETY: null or a leaked value.
         let load =
             |at: &AtomicPtr<Self>| unsafe { at.load(Ordering::Acquire).cast_const().as_ref() };
         std::iter::successors(load(&LIST), move |place| load(&place.next))
@@ -561,7 +563,7 @@ impl Place {
     /// Makes forked children call `action(start, length)`.
     ///
     /// # Safety
-    /// They may, until [`Place::free`].
+    /// `action(start, length)` may be called in a child of a fork before [`Place::free`].
     unsafe fn list(start: usize, length: usize, action: Action) -> &'static Self {
         watch_forks();
         let place = spare().and_then(|mut spare| spare.pop()).unwrap_or_else(Self::grow);
@@ -571,7 +573,7 @@ impl Place {
         place
     }
 
-    /// Takes the object off the list, before the object is dropped.
+    /// Removes the objects from the list, before they are dropped.
     fn free(&'static self) {
         self.start.store(FREE, Ordering::Release);
         if let Some(mut spare) = spare() {

@@ -1,14 +1,14 @@
-//! Memory of objects that could not be destroyed: the device may use it until the kernel has closed
-//! the open file.
+//! Memory of objects that could not be destroyed. The device may use it until the open file is
+//! closed.
 //!
-//! Closing the last descriptor of the file makes the kernel destroy every object of it before
-//! close(2) returns (`ib_uverbs_close`, drivers/infiniband/core/uverbs_main.c). This library knows
-//! that its descriptor is the last one if it never lent it, did not import it, and the process has
-//! not forked since the device was opened: a child holds a descriptor of its own until it ends or
-//! calls exec. Device pages that are mapped keep the file open as well, so they are unmapped first.
-//! In all other cases the memory stays until the process ends. So it does if another thread is
-//! inside `vfork` or `posix_spawn`, which run no handlers: the child holds the file open until its
-//! exec ([`Children`]).
+//! When the last descriptor of the file is closed, the kernel destroys all objects of the file
+//! before close(2) returns (`ib_uverbs_close`, drivers/infiniband/core/uverbs_main.c). This
+//! library's descriptor is known to be the last one if the library never gave it out, did not
+//! import it, and the process has not forked since the device was opened: a child has its own
+//! descriptor until it ends or calls exec. Mapped device pages also keep the file open, so they are
+//! unmapped first. In all other cases the memory stays until the process ends. It also stays if
+//! another thread is inside `vfork` or `posix_spawn`, which run no handlers: the child holds the
+//! file open until its exec ([`Children`]).
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -21,16 +21,16 @@ use crate::host::system;
 
 type Memory = Box<dyn Send>;
 
-/// What is kept for the objects of one context.
+/// The kept memory of one context.
 pub(crate) struct UntilClose {
     channel: Weak<dyn Channel>,
-    /// How often the process had forked when the channel was asked.
+    /// The number of forks when `prepare` was called.
     forks: u64,
     kept: Lock<Vec<Memory>>,
     mapped: Lock<Vec<Memory>>,
-    /// Whether closing the descriptor closes the file, as the channel said last.
+    /// Whether closing the descriptor closes the file, from `prepare`.
     at_drop: AtDrop,
-    /// The children before that, if they matter.
+    /// The children before closing the descriptor, if they matter.
     children: Option<Children>,
 }
 
@@ -60,13 +60,13 @@ impl UntilClose {
         }
         match self.kept.lock().filter(|_| !forked) {
             Some(mut kept) => kept.push(Box::new(memory)),
-            // The parent's.
+            // It belongs to the parent.
             None => std::mem::forget(memory),
         }
     }
 
-    /// Keeps what holds device pages mapped: the doorbell register of a queue pair, which another
-    /// queue pair would share otherwise.
+    /// Keeps the doorbell register of a queue pair, and so device pages mapped: otherwise another
+    /// queue pair could get the register.
     pub(crate) fn keep_mapped(&self, register: impl Send + 'static) {
         match self.mapped.lock() {
             Some(mut mapped) => mapped.push(Box::new(register)),
@@ -74,8 +74,8 @@ impl UntilClose {
         }
     }
 
-    /// The context ends: its objects are gone, its doorbell pages are unmapped next, and then the
-    /// descriptor is closed.
+    /// Called when the context ends: its objects have been dropped; next its doorbell pages are
+    /// unmapped, and then the descriptor is closed.
     pub(crate) fn prepare(&mut self) {
         self.forks = system::forks();
         if let Some(mut mapped) = self.mapped.lock() {

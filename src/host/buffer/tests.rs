@@ -8,7 +8,7 @@ fn pages_are_whole_and_aligned() {
     assert_eq!(Buffer::new(0).unwrap().len(), 4096);
 }
 
-/// Whether the line of `/proc/self/smaps` begins a mapping that holds `address`.
+/// Whether the line of `/proc/self/smaps` begins a mapping that contains `address`.
 fn holds(line: &str, address: u64) -> bool {
     let bounds = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
     let parsed = bounds.map(|(start, end)| [start, end].map(|at| u64::from_str_radix(at, 16)));
@@ -53,8 +53,8 @@ fn every_alignment_reads_and_writes_the_same_bytes() {
     }
 }
 
-/// Accesses of different sizes to the same bytes must not race: so the size is the byte's, not the
-/// part's.
+/// Accesses of different sizes to the same bytes must not race, so the size depends on the byte,
+/// not on the part.
 #[test]
 fn every_part_reaches_a_byte_in_the_same_way() {
     let mut memory = Aligned([0; 64]);

@@ -1,4 +1,4 @@
-//! `/dev/infiniband/uverbsN`, the kernel's own character device.
+//! `/dev/infiniband/uverbsN`, the kernel's character device.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,15 +22,14 @@ const OPEN: &str = "open_device";
 pub(crate) struct KernelChannel {
     file: File,
     attributes: PathBuf,
-    /// Another descriptor of the file may be open: it came from elsewhere, or was lent.
+    /// Whether another descriptor of the file may be open: it was imported, or given out.
     shared: AtomicBool,
-    /// How often the process had forked when the file was opened: a child has a descriptor of its
-    /// own.
+    /// The number of forks when the file was opened. A later child has its own descriptor.
     forks: u64,
 }
 
 impl KernelChannel {
-    /// Opens the node of `entry`. Does not wait for a missing one.
+    /// Opens the node of `entry`.
     pub(crate) fn open(entry: &Entry) -> Result<Self> {
         entry.require_mlx5(OPEN)?;
         let forks = forks();
@@ -52,7 +51,7 @@ impl KernelChannel {
 }
 
 impl KernelChannel {
-    /// Takes over a node that is open already.
+    /// Takes over an open node.
     pub(crate) fn adopt(entry: &Entry, file: File) -> Result<Self> {
         entry.require_mlx5(OPEN)?;
         Ok(Self {
@@ -82,8 +81,8 @@ pub(crate) fn check(entry: &Entry) -> Result<()> {
     .map_err(|errno| cannot_open(&entry.node, &errno.into()))
 }
 
-/// The node must be the character device that sysfs announced: a leftover of another device, or a
-/// plain file of that name, would otherwise be driven as an mlx5.
+/// Checks that the node is the character device that sysfs names: a stale node of another device,
+/// or a plain file, must not be driven as mlx5.
 fn check_node(entry: &Entry, metadata: &fs::Metadata) -> Result<()> {
     let node = entry.node.display();
     let Some(found) = number_of(metadata) else {

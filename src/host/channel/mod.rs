@@ -1,8 +1,8 @@
 //! The interface to the character device: raw ioctl bytes, `mmap`, and files of events.
 //!
-//! Everything above this module is the same for a kernel device and for the software one; a second
-//! provider's device would come in here as well, since nothing in a `Channel` is particular to
-//! mlx5. Calls through it are control path only: queues are rung through mapped pages.
+//! Code above this module is the same for kernel devices and the software device. A `Channel` is
+//! not specific to mlx5, so a second provider could use it, too. It is for the control path only:
+//! doorbells are rung through mapped pages.
 
 use std::fmt;
 use std::io;
@@ -27,17 +27,17 @@ pub(crate) use soft::SoftSource;
 pub use sysfs::Roots;
 pub(crate) use sysfs::{Entry, node_guid, scan};
 
-/// `poll(2)` for reading: whether one of `files` is readable before `timeout` is over.
+/// Waits with `poll(2)`; returns whether one of `files` became readable before `timeout`.
 pub(crate) fn readable(files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno> {
     let mut fds: Vec<_> = files.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-    // Rounded up, so that a caller that tries again does not spin.
+    // Rounded up, so that a caller that retries until a deadline does not spin.
     let timeout = timeout.map_or(PollTimeout::NONE, |time| {
         PollTimeout::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
     });
     poll(&mut fds, timeout).map(|ready| ready > 0)
 }
 
-/// What a mapping of device pages may be used for.
+/// Access rights of a mapping of device pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Read only: clock pages.
@@ -58,29 +58,30 @@ impl Access {
     }
 }
 
-/// What becomes of an open file when its channel is dropped.
+/// What happens to an open file when its channel is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtDrop {
     /// Another descriptor may keep it open.
     Stays,
-    /// It ends.
+    /// It is closed.
     #[cfg(feature = "soft")]
     Ends,
-    /// It ends, unless a child holds a descriptor of it that `vfork` or `posix_spawn` made.
+    /// It is closed, unless a child of `vfork` or `posix_spawn` has a descriptor of it.
     EndsUnlessHeld(FileId),
 }
 
-/// Events that are not in the file of their channel.
+/// Events that a software device passes directly to a waiting thread, not through the channel's
+/// file.
 pub(crate) trait Handed: fmt::Debug + Send + Sync {
-    /// As [`readable`], until [`read`](Self::read) or the first of `files` has an event. Does the
-    /// device's work meanwhile.
+    /// As [`readable`], but also ends when [`read`](Self::read) has an event. `files` begins with
+    /// the channel's file. The device makes progress in the calling thread meanwhile.
     fn wait(&self, files: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno>;
 
-    /// Reads one. Returns its length.
+    /// Takes one event. Returns its length in bytes; `None` if there is none.
     fn read(&self, record: &mut [u8]) -> Option<usize>;
 }
 
-/// An open uverbs character device, or something that behaves like one.
+/// An open uverbs character device, or the software device.
 pub(crate) trait Channel: fmt::Debug + Send + Sync {
     /// Executes a request (`RDMA_VERBS_IOCTL`).
     ///
@@ -97,32 +98,30 @@ pub(crate) trait Channel: fmt::Debug + Send + Sync {
     /// Text of a sysfs attribute of the RDMA device, named relative to `class/infiniband/<device>`.
     ///
     /// # Errors
-    /// `NotFound` where the attribute does not exist.
+    /// `NotFound` if the attribute does not exist.
     fn attribute(&self, name: &str) -> io::Result<String>;
 
-    /// Called between two polls that found nothing. A hardware device makes progress by itself, so
-    /// this is only the processor's hint for spin loops, and never a system call. The software
-    /// device makes progress in the calling thread.
+    /// Called after a poll that found nothing. A hardware device makes progress by itself, so this
+    /// is only a spin-loop hint, and never a system call. The software device makes progress in the
+    /// calling thread.
     fn poll_idle(&self) {
         std::hint::spin_loop();
     }
 
-    /// What a thread that waits for events of this completion channel is handed by a device that
-    /// it drives meanwhile.
+    /// The events that the software device passes directly to threads that wait on this completion
+    /// channel.
     fn handed(&self, _channel: BorrowedFd<'_>) -> Option<Arc<dyn Handed>> {
         None
     }
 
-    /// Whether the open file ends, and with it all of its objects, when this is dropped.
+    /// Whether dropping this closes the open file, and so destroys all of its objects.
     fn at_drop(&self) -> AtDrop {
         AtDrop::Stays
     }
 
-    /// Before the device's clock is read: brings its page up to date, where the page is not a
-    /// register.
+    /// Called before the device's clock is read: updates its page if that is ordinary memory.
     fn refresh_clock(&self) {}
 
-    /// The file itself, where there is one (the software device has none). The caller may duplicate
-    /// it.
+    /// The file; `None` for the software device. The caller may duplicate it.
     fn as_fd(&self) -> Option<BorrowedFd<'_>>;
 }

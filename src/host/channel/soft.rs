@@ -1,4 +1,4 @@
-//! The software ConnectX inside this process, behind the same raw ioctl bytes.
+//! The software ConnectX inside this process, behind the same ioctl bytes as a kernel device.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,10 +14,10 @@ use super::{Access, AtDrop, Channel, Handed};
 use crate::error::{Error, Result};
 use crate::host::system::{Call, Mapping};
 
-/// Name of the one device that all callers of a process get when they open `soft`.
+/// Name of the process's shared device, which the name `soft` opens.
 const SHARED_NAME: &str = "soft0";
 
-/// The device that is opened by name, made as the variables `UVERBS_SOFT_…` say.
+/// Makes the shared device, with the options in the variables `UVERBS_SOFT_…`.
 fn start() -> io::Result<SoftDevice> {
     let wrong = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
     Variables::OF_PROGRAMS.all_known().map_err(wrong)?;
@@ -50,8 +50,8 @@ fn cannot_start(error: &io::Error) -> Error {
 pub(crate) struct SoftSource {
     device: Arc<SoftDevice>,
     name: String,
-    /// Kept from the first use on, because a kernel's connection manager always exists: it answers
-    /// peers after a program has destroyed its ids.
+    /// Kept after the first use, because it has to answer peers after the program has destroyed its
+    /// ids, as the kernel's connection manager does.
     manager: Arc<OnceLock<RdmaCm>>,
 }
 
@@ -61,8 +61,8 @@ impl SoftSource {
         Self { device, name, manager: Arc::default() }
     }
 
-    /// The process's own device, started at the first call. A forked child gets a new one: the
-    /// parent's thread does not run there.
+    /// The process's shared device, started at the first call. A forked child gets a new device,
+    /// because the old one's thread does not exist there.
     pub(crate) fn shared() -> Result<Self> {
         static SHARED: PerProcess<Mutex<Option<SoftSource>>> = PerProcess::new();
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +83,7 @@ impl SoftSource {
         u64::from_be_bytes(self.device.node_guid())
     }
 
-    /// The connection manager of this device, as behind `/dev/infiniband/rdma_cm`.
+    /// The connection manager of this device.
     pub(crate) fn manager(&self) -> io::Result<RdmaCm> {
         match self.manager.get() {
             Some(manager) => Ok(manager.clone()),
@@ -123,7 +123,7 @@ impl Channel for SoftChannel {
     }
 
     fn attribute(&self, name: &str) -> io::Result<String> {
-        // Counters have their current values, other files those at the time of opening.
+        // Counters are current; other files have their contents from the time of opening.
         if let Some(counter) = name.strip_prefix("ports/1/hw_counters/") {
             let value = self.file.hw_counter(counter);
             return value.map(|value| value.to_string()).ok_or(io::ErrorKind::NotFound.into());

@@ -1,4 +1,4 @@
-//! The uverbs devices that sysfs announces, below any root.
+//! The uverbs devices in sysfs.
 
 use std::fs;
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result, lacks_resources};
 
-/// Where sysfs and the device nodes are.
+/// Root directories of sysfs and of the device nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
     /// Normally `/sys`.
@@ -21,7 +21,7 @@ impl Roots {
         Self::below("/")
     }
 
-    /// `sys` and `dev` below another root, for tests and for looking into a container.
+    /// `sys` and `dev` below another root, for tests and for inspecting a container.
     pub fn below(root: impl AsRef<Path>) -> Self {
         let root = root.as_ref();
         Self { sysfs: root.join("sys"), dev: root.join("dev") }
@@ -34,7 +34,7 @@ impl Default for Roots {
     }
 }
 
-/// The kernel driver behind a device, as far as sysfs tells.
+/// The kernel driver of a device, according to sysfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Driver {
     Mlx5,
@@ -42,7 +42,7 @@ pub(crate) enum Driver {
     Unknown,
 }
 
-/// One uverbs device that sysfs announces, whether or not it can be opened.
+/// A uverbs device in sysfs, whether or not it can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: String,
@@ -70,10 +70,10 @@ impl Entry {
     }
 }
 
-/// All uverbs devices in the order of their numbers; empty where the kernel has no RDMA at all.
+/// All uverbs devices in the order of their numbers; empty if the kernel has no RDMA.
 ///
 /// # Errors
-/// Where this process or the machine has no resources to read sysfs.
+/// Lack of file descriptors or memory.
 pub(crate) fn scan(roots: &Roots) -> Result<Vec<Entry>> {
     let class = roots.sysfs.join("class/infiniband_verbs");
     let directory = present(&class, fs::read_dir(&class))?;
@@ -129,8 +129,8 @@ fn device_number(text: &str) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The bound driver where sysfs shows it, else what the PCI ids say. Sub-functions are on the
-/// auxiliary bus, where the driver is `mlx5_core.sf`.
+/// The bound driver if sysfs shows it, otherwise the driver of the PCI ids. Sub-functions are on
+/// the auxiliary bus, with the driver `mlx5_core.sf`.
 fn driver(device: &Path) -> Result<Driver> {
     let bound = fs::read_link(device.join("driver")).ok();
     if let Some(name) = bound.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) {

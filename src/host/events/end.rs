@@ -1,20 +1,20 @@
-//! The end of a stream of events that the kernel does not end, and records that are read before a
-//! program asks.
+//! The end of an event stream that the kernel does not end, and records that are read ahead of the
+//! program's calls.
 //!
-//! ib_uverbs gives DEVICE_FATAL as the last asynchronous event of a device that is removed, and
-//! leaves the file as it is: a read after it waits for ever (`uverbs_async_event_destroy_uobj`,
+//! When a device is removed, DEVICE_FATAL is its last asynchronous event, but ib_uverbs does not
+//! end the file: a later read waits for ever (`uverbs_async_event_destroy_uobj`,
 //! drivers/infiniband/core/uverbs_std_types_async_fd.c; the files of completion channels do end,
-//! with EIO). So the end is kept here, and every waiting thread is woken.
+//! with EIO). So the library records the end here, and wakes every waiting thread.
 //!
-//! That event is also the only statement of the kernel that all objects of a file are gone: the
-//! file of asynchronous events is the oldest object of its context, and they are destroyed newest
-//! first (`__uverbs_cleanup_ufile`, drivers/infiniband/core/rdma_core.c). An object that the driver
-//! fails to destroy is tried again after the event, and Linux before 5.8 sends the event before it
-//! destroys the first object. Both happen while `hw_destroy_rwsem` is held, which a command that
-//! destroys an object waits for (`uobj_destroy`). So a destroy that failed reads ahead here, and is
-//! sent again once the event is there. An event that names a port is another one: mlx5_ib reports a
-//! fatal error of the firmware so (`MLX5_DEV_EVENT_SYS_ERROR`, drivers/infiniband/hw/mlx5/main.c),
-//! while all objects exist.
+//! That event is also the kernel's only report that all objects of a file are destroyed: the file
+//! of asynchronous events is the oldest object of its context, and objects are destroyed newest
+//! first (`__uverbs_cleanup_ufile`, drivers/infiniband/core/rdma_core.c). But an object that the
+//! driver fails to destroy is tried again after the event, and Linux before 5.8 sends the event
+//! before it destroys the first object. Both happen while `hw_destroy_rwsem` is held, for which a
+//! destroying command waits (`uobj_destroy`). So after a failed destroy the library reads ahead
+//! here and, if the event is there, sends the command again. A DEVICE_FATAL with a port number is a
+//! different event: mlx5_ib reports a fatal firmware error that way (`MLX5_DEV_EVENT_SYS_ERROR`,
+//! drivers/infiniband/hw/mlx5/main.c), while all objects still exist.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,22 +30,21 @@ use crate::host::fork::{self, Lock};
 
 type Record = [u8; RECORD];
 
-/// Whether a stream has ended, and a descriptor that is readable when it has or when events are
-/// there.
+/// The end of a stream, and a descriptor that is readable if the stream has ended or has events.
 #[derive(Debug)]
 pub(crate) struct End {
     reached: AtomicBool,
-    /// The DEVICE_FATAL of a removal was read, by a program's call or ahead of one.
+    /// Whether the DEVICE_FATAL of a removal was read, by a program's call or ahead.
     removed: AtomicBool,
-    /// Records that were read ahead, oldest first. Its lock is held where `reached` and `signal`
-    /// change.
+    /// Records that were read ahead, oldest first. `reached` and `signal` change only with this
+    /// lock held.
     ahead: Lock<VecDeque<Record>>,
     signal: EventFd,
     either: Epoll,
 }
 
 impl End {
-    /// Of the stream in the file `events`.
+    /// For the stream of the file `events`.
     pub(crate) fn new(verb: &'static str, events: BorrowedFd<'_>) -> Result<Self> {
         Self::open(events).map_err(|errno| Error::os(verb, errno))
     }
@@ -59,7 +58,7 @@ impl End {
         Ok(Self { reached, removed, ahead: Lock::default(), signal, either })
     }
 
-    /// Ends the stream, since its last event was taken: wakes all threads that wait.
+    /// Ends the stream, after its last event was taken: wakes all waiting threads.
     pub(crate) fn reach(&self) {
         let Some(_ahead) = self.ahead.lock() else { return };
         if !self.reached.swap(true, Ordering::AcqRel) {
@@ -68,13 +67,12 @@ impl End {
     }
 
     fn raise(&self) {
-        // This fails only when the count overflows, and there are far fewer records.
+        // Fails only if the count overflows, which needs far more records.
         let _ = self.signal.write(1);
     }
 
-    /// The next record: one that was read ahead, or what `read` gets. Of records that were read
-    /// ahead it skips those of destroyed objects, which are not `is_known`: the kernel does the
-    /// same with records in its own queue.
+    /// The next record: one that was read ahead, or one from `read`. Skips records read ahead for
+    /// destroyed objects, for which `is_known` is false, as the kernel does in its own queue.
     pub(crate) fn next(
         &self,
         verb: &'static str,
@@ -88,7 +86,7 @@ impl End {
         }
         let next = std::iter::from_fn(|| ahead.pop_front()).find(is_known);
         if ahead.is_empty() && !self.reached.load(Ordering::Acquire) {
-            // Fails only where there is nothing to take back.
+            // Fails only if the signal is not set.
             let _ = self.signal.read();
         }
         next.map_or_else(|| read().inspect(|record| self.note(record)), Ok)
@@ -100,14 +98,14 @@ impl End {
         }
     }
 
-    /// Whether the kernel has said that the device is gone. Reads what `read` gets, and keeps it
-    /// for the program.
+    /// Whether the kernel has reported the removal of the device. Reads all records that are there,
+    /// and keeps them for the program.
     pub(crate) fn device_is_gone(&self, read: impl Fn() -> Result<Record>) -> bool {
         self.keep_events(read, |_| ()) && self.removed.load(Ordering::Acquire)
     }
 
-    /// Reads what `read` gets, shows it to `learn`, and keeps it for the program. False in a forked
-    /// child that finds the lock held.
+    /// Reads all records that are there, calls `learn` with each, and keeps them for the program.
+    /// Returns false in a forked child if the lock is held.
     pub(crate) fn keep_events(
         &self,
         read: impl Fn() -> Result<Record>,
@@ -127,7 +125,7 @@ impl End {
     }
 
     /// # Errors
-    /// `DeviceGone` once the end is reached.
+    /// `DeviceGone` after the end of the stream.
     fn require_not_reached(&self, verb: &'static str) -> Result<()> {
         if !self.reached.load(Ordering::Acquire) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A file that events are read from.
+//! Files of events.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::registry::{ObjectId, Observer, Registry};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::channel::Handed;
 
-/// The file, and the registry whose lock every read of it takes. Always non-blocking; blocking
-/// calls poll it first, so that the lock is not held while waiting.
+/// A file of events, and the registry whose lock every read takes. The file is always non-blocking;
+/// blocking calls poll it first, so that the lock is not held while waiting.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     fd: OwnedFd,
@@ -21,7 +21,7 @@ pub(crate) struct EventFile {
 }
 
 impl EventFile {
-    /// Makes a file that the kernel opened non-blocking.
+    /// Takes a file that the kernel opened, and makes it non-blocking.
     pub(crate) fn new(verb: &'static str, fd: OwnedFd) -> Result<Self> {
         let flags = fcntl(&fd, FcntlArg::F_GETFL).map_err(|errno| Error::os(verb, errno))?;
         let flags = OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK;
@@ -29,7 +29,7 @@ impl EventFile {
         Ok(Self { fd, handed: None, registry: Arc::default() })
     }
 
-    /// Takes one record if one is there, and counts it for its object.
+    /// Takes one record if there is one, and counts it for its object.
     pub(crate) fn try_take<const N: usize>(
         &self,
         verb: &'static str,
@@ -39,7 +39,7 @@ impl EventFile {
         self.registry.take(verb, |_| self.read(verb), whose, learn)
     }
 
-    /// One record if one is there, without counting it.
+    /// Reads one record if there is one, without counting it.
     pub(super) fn read<const N: usize>(&self, verb: &'static str) -> Result<[u8; N]> {
         let mut record = [0; N];
         let handed = self.handed.as_ref().and_then(|handed| handed.read(&mut record));
@@ -51,8 +51,9 @@ impl EventFile {
         }
     }
 
-    /// Takes one record, after `wait` has waited until the file is readable. A caller has polled
-    /// before, so it mostly has to wait, and a read before that would be one more system call.
+    /// Takes one record, after `wait` has waited until the file is readable. It waits first,
+    /// because callers have mostly just polled, and a read before the wait would be one more system
+    /// call.
     pub(crate) fn take<const N: usize>(
         &self,
         verb: &'static str,
@@ -64,7 +65,7 @@ impl EventFile {
         loop {
             wait(self.as_fd()).map_err(|errno| Error::os(verb, errno))?;
             match self.try_take(verb, &whose, &learn) {
-                // Another thread was faster.
+                // Another thread took it first.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 result => return result,
             }
@@ -72,8 +73,8 @@ impl EventFile {
     }
 }
 
-/// The error of a read after the device is gone: the kernel's files fail with EIO then
-/// (`ib_uverbs_event_read`, `devx_async_event_read`), and the software device's end.
+/// The error of a read after the device was removed: the kernel's files then fail with EIO
+/// (`ib_uverbs_event_read`, `devx_async_event_read`), and the software device's files end.
 pub(crate) fn ended(verb: &'static str) -> Error {
     Error::os(verb, Errno::EIO).with_kind(ErrorKind::DeviceGone)
 }
@@ -84,7 +85,7 @@ pub(super) fn wait(verb: &'static str, fd: BorrowedFd<'_>) -> Result<()> {
     poll(&mut fds, PollTimeout::NONE).map(drop).map_err(|errno| Error::os(verb, errno))
 }
 
-/// For waiting until there is something to take, or the stream has ended.
+/// Readable if there is an event, or after the device was removed.
 impl AsFd for EventFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

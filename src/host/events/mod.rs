@@ -1,4 +1,4 @@
-//! Files that events are read from, and which events of which object are held.
+//! Files of events, and the record of unacknowledged events per object.
 
 mod end;
 mod file;
@@ -35,7 +35,7 @@ pub(crate) struct AsyncEvents {
 }
 
 impl AsyncEvents {
-    /// The file that opening the device has opened along with it.
+    /// Takes the file that was opened together with the device.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self> {
         let file = EventFile::new(OPEN, fd)?;
         let end = End::new(OPEN, file.as_fd())?;
@@ -58,13 +58,13 @@ impl AsyncEvents {
         Ok(self.taken(&self.try_take_record()?))
     }
 
-    /// Takes one event, waiting for it.
+    /// Takes one event, waiting for one.
     pub(crate) fn take(&self) -> Result<(EventType, EventSource)> {
         Ok(self.taken(&self.take_record()?))
     }
 
-    /// Tells posting and polling which events there are, and keeps those for the program. It waits
-    /// neither for an event nor for another thread that takes one.
+    /// Reads the events that are there, applies them to posting and polling, and keeps them for the
+    /// program. Does not wait for events, nor for another thread that is taking one.
     pub(crate) fn look(&self) {
         let mut is_fatal = false;
         self.registry().try_look(|observer| {
@@ -112,7 +112,7 @@ impl AsyncEvents {
     }
 }
 
-/// Readable when there is an event, and, of a lost device, after the last one was taken.
+/// Readable when there is an event, and after the last event of a removed device was taken.
 impl AsFd for AsyncEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
@@ -144,7 +144,8 @@ pub enum EventSource {
 }
 
 impl EventSource {
-    /// Source of an event: the kernel's `element` is the object's user handle or the port number.
+    /// The source of an event. The kernel's `element` is the object's user handle or the port
+    /// number.
     fn new(kind: EventType, element: u64) -> Self {
         let id = ObjectId(element);
         match kind {
@@ -175,7 +176,7 @@ impl EventSource {
     }
 }
 
-/// Tells the posting or polling side of an event that concerns it.
+/// Applies an event to the queue or poller that it concerns.
 fn learn(record: &[u8; RECORD], observer: &Observer) {
     match (decode(record).0, observer) {
         (
@@ -204,7 +205,7 @@ fn decode(record: &[u8; RECORD]) -> (EventType, EventSource) {
     (event.event_type, EventSource::new(event.event_type, event.element))
 }
 
-/// Whether this is the last event of a device that is removed, which names no port
+/// Whether this is the last event of a removed device, which has no port number
 /// (`uverbs_async_event_destroy_uobj`, drivers/infiniband/core/uverbs_std_types_async_fd.c).
 fn is_removal(record: &[u8; RECORD]) -> bool {
     let event = AsyncEventDesc::read_from_bytes(record).unwrap_or_default();
@@ -215,7 +216,7 @@ fn whose(record: &[u8; RECORD]) -> Option<ObjectId> {
     decode(record).1.object()
 }
 
-/// Logs a destroy that failed inside a `Drop`, where no caller can be told.
+/// Logs a destruction that failed inside a `Drop`, which cannot return the error.
 pub(crate) fn log_failed_drop(what: &str, error: &Error) {
     if error.kind() != ErrorKind::ForkedChild {
         tracing::warn!(what, %error, "not destroyed; it stays until the device is closed");

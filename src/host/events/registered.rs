@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::registry::{ObjectId, Observer, Registry, Wait, destroy_when_idle};
 use crate::error::Result;
 
-/// An object that events may name, from before the kernel knows it until it is gone.
+/// The registration of an object for events, from before its creation until after its destruction.
 ///
-/// Dropping it forgets the object without waiting for events of it that are held: it was never
-/// created, or the kernel did not destroy it.
+/// Dropping it without [`destroy`](Self::destroy) removes the object without waiting for its
+/// unacknowledged events: it was never created, or the kernel did not destroy it.
 #[derive(Debug)]
 pub(crate) struct Registered {
     id: ObjectId,
-    /// A completion channel's before the context's: the order in which they are locked.
+    /// The completion channel's registry before the context's, which is the locking order.
     registries: Vec<Arc<Registry>>,
 }
 
@@ -27,25 +27,25 @@ impl Registered {
         Self { id, registries: entries.into_iter().map(register).collect() }
     }
 
-    /// The id by which events name the object.
+    /// The object's id in events.
     pub(crate) fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Gives the object the name that messages use, once the device has numbered it.
+    /// Sets the object's name for messages, when its number is known.
     pub(crate) fn set_name(&self, name: &str) {
         self.registries.iter().for_each(|registry| registry.set_name(self.id, name.to_owned()));
     }
 
-    /// Changes what learns of the object's asynchronous events.
+    /// Replaces the observer of the object's asynchronous events.
     pub(crate) fn set_observer(&self, observer: Observer) {
         if let Some(registry) = self.registries.last() {
             registry.set_observer(self.id, observer);
         }
     }
 
-    /// Runs `destroy` at a moment when no event of the object is held, and forgets the object if
-    /// that succeeds.
+    /// Waits until no event of the object is held, then runs `destroy`. Removes the object if that
+    /// succeeds.
     pub(crate) fn destroy<R>(
         &self,
         verb: &'static str,

@@ -1,10 +1,10 @@
-//! Which threads hold events of which object, so that destroying the object can wait for them.
+//! The threads that hold events of each object, so that destroying the object can wait for them.
 //!
-//! The verbs demand that destroying an object waits until every event got for it has been
+//! The verbs require that destroying an object waits until every event taken for it has been
 //! acknowledged. Events of threads that have ended are not waited for. libibverbs destroys first
-//! and then waits for a count. Here the wait comes first, and the destroy runs with the registry
-//! locked, so that a bounded wait can give up with the object unharmed. That works because events
-//! are read under the same lock that the destroy takes: no event can be read and not yet counted.
+//! and then waits for a count. Here the wait comes first, and the destruction runs with the
+//! registry locked, so that a wait with a time limit can give up without changing the object.
+//! Events are read under the same lock, so no event can be read and not yet counted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use uverbs_mlx5::user_index::QueueHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::fork::{self, Lock};
 
-/// How long a destroy may wait for events to be acknowledged.
+/// How long a destruction may wait for acknowledgements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     Forever,
@@ -26,8 +26,8 @@ pub(crate) enum Wait {
     Never,
 }
 
-/// The name that this process gives an object. The kernel hands it back with the object's events.
-/// Never reused, so an event that comes too late belongs to no object.
+/// The number that this process gives an object. The kernel returns it with the object's events. It
+/// is never reused, so a late event matches no other object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObjectId(pub(crate) u64);
 
@@ -38,7 +38,7 @@ impl ObjectId {
     }
 }
 
-/// The thread that holds an event: the one that got it, or none in particular once it was detached.
+/// The thread that holds an event: the thread that took it; `None` for a detached event.
 pub(crate) type Holder = Option<ThreadId>;
 
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ struct Target {
     observer: Observer,
 }
 
-/// Events that a thread holds.
+/// The events of one object that a thread holds.
 #[derive(Debug)]
 struct Held {
     holder: Holder,
@@ -62,10 +62,11 @@ thread_local! {
     static ALIVE: Arc<()> = Arc::default();
 }
 
-/// How often a thread that waits for acknowledgements checks whether the holders have ended.
+/// Interval at which a thread that waits for acknowledgements checks whether the holders have
+/// ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The part of this library that has to see an object's events before the program does.
+/// The part of this library to which an object's events are applied before the program gets them.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Observer {
     #[default]
@@ -74,9 +75,9 @@ pub(crate) enum Observer {
     Queue(QueueHandle),
     /// A completion queue's poller: it may have lost completions.
     Poller(CqMonitor),
-    /// How many completion events have been got: arming has to keep in step.
+    /// The number of completion events taken, which arming has to write.
     Count(Arc<AtomicU32>),
-    /// Whether a shared receive queue has failed for good.
+    /// A shared receive queue, which may fail permanently.
     Shared(QueueHandle),
 }
 
@@ -108,8 +109,8 @@ impl Target {
         }
     }
 
-    /// Events stay with their thread unless they are detached, so no one can acknowledge those of
-    /// a thread that has ended.
+    /// Events stay with their thread unless they are detached, so those of a thread that has ended
+    /// can never be acknowledged.
     fn forget_leaked(&mut self) {
         let has_ended = |thread: &Weak<()>| thread.strong_count() == 0;
         self.held.retain(|held| !held.thread.as_ref().is_some_and(has_ended));
@@ -119,11 +120,11 @@ impl Target {
 #[derive(Debug, Default)]
 struct State {
     targets: BTreeMap<u64, Target>,
-    /// Threads that wait for acknowledgements.
+    /// Number of threads that wait for acknowledgements.
     waiting: usize,
 }
 
-/// The objects of one event file and the events of theirs that are held.
+/// The objects of one event file, and their unacknowledged events.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     state: Lock<State>,
@@ -131,13 +132,13 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// `None` in a forked child that finds the registry locked.
+    /// `None` in a forked child if the registry is locked.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.lock()
     }
 
-    /// Refuses forked children: they share the file that events are read from, and the holders of
-    /// events that the parent got are not there.
+    /// Refuses forked children: they share the file of events with the parent, and the threads that
+    /// hold events exist only in the parent.
     pub(crate) fn require_opener(&self, verb: &'static str) -> Result<()> {
         if self.state.is_inherited() { Err(fork::forked(verb)) } else { Ok(()) }
     }
@@ -148,7 +149,7 @@ impl Registry {
         }
     }
 
-    /// Registers an object, before the kernel can know it.
+    /// Registers an object, before it is created.
     pub(crate) fn register(&self, id: ObjectId, observer: Observer) {
         let target = Target { observer, ..Target::default() };
         if let Some(mut state) = self.lock() {
@@ -156,25 +157,26 @@ impl Registry {
         }
     }
 
-    /// Gives the object the name that messages use, once the device has numbered it.
+    /// Sets the object's name for messages, when its number is known.
     pub(crate) fn set_name(&self, id: ObjectId, name: String) {
         self.with(id, |target| target.name = name);
     }
 
-    /// Changes what has to learn of an object's events.
+    /// Replaces the observer of an object's events.
     pub(crate) fn set_observer(&self, id: ObjectId, observer: Observer) {
         self.with(id, |target| target.observer = observer);
     }
 
-    /// Forgets an object without waiting: it was never created, or its device is gone.
+    /// Removes an object without waiting: it was never created, or the kernel did not destroy it.
     pub(crate) fn unregister(&self, id: ObjectId) {
         if let Some(mut state) = self.lock() {
             state.targets.remove(&id.0);
         }
     }
 
-    /// Reads one record by `read` with the registry locked, counts it for the object that `whose`
-    /// finds, and shows `learn` that object's observer. `read` gets the registered objects.
+    /// With the registry locked, reads one record by `read`, counts it for the object that `whose`
+    /// returns, and calls `learn` with that object's observer. `read` can check whether an object
+    /// is registered.
     pub(crate) fn take<R>(
         &self,
         verb: &'static str,
@@ -193,9 +195,9 @@ impl Registry {
         Ok(record)
     }
 
-    /// Runs `look` with the registry locked, and lets it find the observers of objects.
+    /// Runs `look` with the registry locked. `look` can find the observers of objects.
     ///
-    /// Does nothing if another thread has the lock now, or in a forked child.
+    /// Does nothing in a forked child, or if another thread has the lock.
     pub(crate) fn try_look(&self, look: impl FnOnce(&dyn Fn(ObjectId) -> Option<Observer>)) {
         if self.state.is_inherited() {
             return;
@@ -205,7 +207,7 @@ impl Registry {
         }
     }
 
-    /// Shows the observer of every object.
+    /// Calls `learn` with the observer of every object.
     pub(crate) fn for_each(&self, mut learn: impl FnMut(&Observer)) {
         if let Some(state) = self.lock() {
             state.targets.values().for_each(|target| learn(&target.observer));
@@ -217,13 +219,13 @@ impl Registry {
         let Some(mut state) = self.lock() else { return };
         let Some(target) = state.targets.get_mut(&id.0) else { return };
         target.remove(holder, count);
-        // A notification is a system call, also if no thread waits.
+        // A notification makes a system call even if no thread waits.
         if target.held.is_empty() && state.waiting > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Detaches `count` events from `holder`, so that they may go to another thread.
+    /// Detaches `count` events from `holder`, so that they may move to another thread.
     pub(crate) fn detach(&self, id: ObjectId, holder: Holder, count: u32) {
         self.with(id, |target| {
             target.remove(holder, count);
@@ -308,8 +310,8 @@ fn still_held(verb: &'static str, target: &Target, until: Until) -> Error {
     Error::new(verb, kind, cause).cure_with("drop the events that other threads hold")
 }
 
-/// Runs `destroy` at a moment when no event of the object is held in any of `registries`, with all
-/// of them locked, then forgets the object. On failure nothing is forgotten.
+/// Waits until no event of the object is held in any of `registries`, then runs `destroy` with all
+/// of them locked, and removes the object. On failure nothing is removed.
 ///
 /// The registries are locked in the order given, so every caller gives a completion channel's
 /// before the context's.

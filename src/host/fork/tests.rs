@@ -93,7 +93,7 @@ fn verbs_and_drops_in_a_child_wait_for_no_lock_of_the_parents() {
     let srq = pd.create_srq(16).build().unwrap();
     let region = pd.register(crate::Buffer::new(64).unwrap(), Default::default()).unwrap();
     let mut objects = Some((qp, srq, region, cq.handle().clone()));
-    // What the threads of a context share.
+    // The locks that the threads of a context share.
     let inner = context.inner();
     let locks = (inner.records.hold(), inner.events.registry().hold(), channel.registry().hold());
     let outcome = in_child(|| {

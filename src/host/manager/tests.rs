@@ -17,7 +17,7 @@ fn a_plain_file_is_not_the_node() {
     assert!(error.cause().contains("not a character device"), "{error}");
 }
 
-/// Container tools hide a node behind /dev/null, which takes every command and answers with zeros.
+/// Container tools hide a node by /dev/null, which accepts every command and answers with zeros.
 #[test]
 fn another_device_is_not_the_node() {
     let root = std::env::temp_dir().join(format!("uverbs-cm-null-{}", std::process::id()));

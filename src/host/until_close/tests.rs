@@ -20,7 +20,7 @@ use crate::host::children::FileId;
 use crate::host::system::{Call, Mapping};
 use child::{Outcome, in_child};
 
-/// A plain file instead of a kernel's device.
+/// A plain file instead of a kernel device.
 #[derive(Debug)]
 struct Plain(File);
 
@@ -92,8 +92,9 @@ fn close(
     given_back.load(Ordering::SeqCst)
 }
 
-/// `posix_spawn` of `true`, whose child waits before its exec until the FIFO is opened for writing.
-/// The child closes its copy of `other` for that, and has the files of all other descriptors.
+/// `posix_spawn` of `true`. Its child opens the FIFO for reading before the exec, and so waits
+/// until the FIFO is opened for writing. It uses the descriptor number of `other`, and keeps all
+/// other descriptors.
 fn spawn_waiting(fifo: &Path, other: &File) -> libc::pid_t {
     let path = CString::new(fifo.to_str().unwrap()).unwrap();
     let program = c"/bin/true".as_ptr().cast_mut();
