@@ -1,4 +1,4 @@
-//! Memory on the device itself: small, and close to the network.
+//! Memory on the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,15 +21,14 @@ const MAP_OPERATION: &str = "dm_map_op_addr";
 /// Lengths are rounded up to a multiple of this (`MLX5_DM_ALLOWED_ALIGNMENT` of libmlx5,
 /// `MLX5_MEMIC_BASE_SIZE` of the kernel).
 const GRANULE: usize = 64;
-/// The processor accesses the memory in these: the device takes whole words of four bytes only.
+/// Bytes per access: the device accepts only whole words of four bytes.
 const WORD: usize = 4;
 
-/// Memory of the device itself (ibv_alloc_dm), mapped into this process.
+/// Memory on the device (ibv_alloc_dm), mapped into this process.
 ///
-/// Peers reach it without crossing the PCIe bus, which makes it good for counters and locks that
-/// atomics work on.
+/// Operations of peers on it do not cross the PCIe bus, which suits counters and locks for atomics.
 /// [`Registration::register_device_memory`](crate::memory::Registration::register_device_memory)
-/// makes a memory region of it. Clones are handles to the same memory; regions over it hold one.
+/// makes a memory region of it. Clones share the memory; regions over it hold a clone.
 ///
 /// ```no_run
 /// use uverbs::AccessFlags;
@@ -51,7 +50,7 @@ pub struct DeviceMemory {
 struct Inner {
     object: Object<Context>,
     mapping: Mapping,
-    /// Where in the mapping it begins.
+    /// Its byte offset in the mapping.
     start: usize,
     length: usize,
 }
@@ -59,7 +58,7 @@ struct Inner {
 const KIND: Kind = object_kind!("free_dm", "device memory", free::HANDLE);
 
 impl Context {
-    /// Bytes of device memory that the device has in all; 0 where it has none.
+    /// Total bytes of device memory; 0 if there is none.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -67,13 +66,13 @@ impl Context {
         Ok(self.attributes()?.kernel.max_dm_size)
     }
 
-    /// Allocates `length` bytes of device memory whose address is a multiple of `alignment`,
-    /// zeroed.
+    /// Allocates `length` bytes of zeroed device memory whose address is a multiple of `alignment`
+    /// bytes.
     ///
     /// # Errors
-    /// `Unsupported` where the device has none; `InvalidInput` for no bytes, more than there are,
-    /// or an alignment that is not a power of two; ENOMEM where others hold too much; other
-    /// errors of the kernel.
+    /// `Unsupported` if the device has none; `InvalidInput` for 0 bytes, more than the total, or an
+    /// alignment that is not a power of two; ENOMEM if too little is free; other errors of the
+    /// kernel.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_device_memory(&self, length: usize, alignment: usize) -> Result<DeviceMemory> {
         let most = self.device_memory_bytes()?;
@@ -108,7 +107,7 @@ impl Context {
         Ok(Allocated { handle, place })
     }
 
-    /// The mapping of its pages, and where in them it begins.
+    /// Maps its pages. Returns the mapping and the byte offset of the memory in it.
     fn map_device_memory(
         &self,
         verb: &'static str,
@@ -127,13 +126,13 @@ impl Context {
     }
 }
 
-/// What the kernel answered.
+/// The kernel's answer.
 struct Allocated {
     handle: u32,
     place: Place,
 }
 
-/// Where the kernel maps device memory, or operations on it.
+/// The location of device memory, or of an operation on it, for `mmap`.
 #[derive(Default)]
 struct Place {
     start: u64,
@@ -146,17 +145,18 @@ impl DeviceMemory {
         &self.inner.object.parent
     }
 
-    /// Address of its first byte in this process. The device takes whole words of four bytes only.
+    /// Address of its first byte in this process. The device accepts only accesses of whole words
+    /// of four bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.mapping.as_ptr().wrapping_add(self.inner.start)
     }
 
-    /// Length in bytes, as asked for.
+    /// The requested length in bytes.
     pub fn len(&self) -> usize {
         self.inner.length
     }
 
-    /// Whether there are no bytes (there always are some).
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -166,12 +166,11 @@ impl DeviceMemory {
         self.inner.object.handle
     }
 
-    /// Copies bytes to the device (ibv_memcpy_to_dm). Nothing orders this against the device's own
-    /// accesses.
+    /// Copies bytes to the device (ibv_memcpy_to_dm), unordered with the device's own accesses.
     ///
     /// # Errors
-    /// `InvalidInput` if they are not within the memory, or if offset or length is not a multiple
-    /// of four.
+    /// `InvalidInput` if they are outside the memory, or if offset or length is not a multiple of
+    /// four.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check(offset, from.len())?;
@@ -198,13 +197,14 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Maps an address at which loads and stores are operation `op` on the memory, as the device's
-    /// specification numbers operations (`memic_operations` of its capabilities). No software
-    /// device has operations, and nothing here has been tried on an adapter: unconfirmed.
+    /// Maps an address at which loads and stores perform operation `op` on the memory. The
+    /// adapter's reference manual numbers the operations (`memic_operations` of its capabilities).
+    /// Unconfirmed: the software device has no such operation, and it has not been tried on an
+    /// adapter.
     ///
     /// # Errors
-    /// `Unsupported` where the device lacks the operation, and before Linux 5.13; other errors of
-    /// the kernel.
+    /// `Unsupported` if the device lacks the operation, and before Linux 5.13; other errors of the
+    /// kernel.
     #[doc(alias = "mlx5dv_dm_map_op_addr")]
     pub fn map_operation(&self, op: u8) -> Result<DeviceOperation> {
         use map_op_addr::{Call, REQ_HANDLE, REQ_OP, RESP_PAGE_INDEX, RESP_START_OFFSET};
@@ -243,8 +243,8 @@ impl DeviceMemory {
     /// Frees it.
     ///
     /// # Errors
-    /// `Busy` while other handles exist (every region over it holds one); errors of the kernel. It
-    /// is returned unchanged.
+    /// `Busy` while clones exist (every region over it holds one); errors of the kernel. It is
+    /// returned unchanged.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let free = |inner: &mut Inner| inner.object.destroy();
@@ -262,17 +262,17 @@ pub struct DeviceOperation {
 }
 
 impl DeviceOperation {
-    /// The memory that it works on.
+    /// The memory that it operates on.
     pub fn memory(&self) -> &DeviceMemory {
         &self.memory
     }
 
-    /// The address at which it works on the memory's first byte.
+    /// The address that performs it on the memory's first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.as_ptr().wrapping_add(self.start)
     }
 
-    /// The same address, mapped until the caller unmaps its pages.
+    /// As [`as_ptr`](Self::as_ptr), but the pages stay mapped until the caller unmaps them.
     pub fn into_raw(self) -> *mut u8 {
         let address = self.as_ptr();
         std::mem::forget(self.mapping);

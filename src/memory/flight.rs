@@ -3,23 +3,23 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::events::ObjectId;
 
-/// Bits of a flight below the queue's serial number: a [`Kind`], and the number of a completion
-/// queue.
+/// A flight has the queue's serial number in the bits from here on; below are a [`Kind`] and the
+/// number of a completion queue.
 pub(super) const SERIAL_SHIFT: u32 = 27;
 const KIND_SHIFT: u32 = 24;
 /// Completion queues have numbers of 24 bits.
 const CQ_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const KINDS: u64 = (1 << SERIAL_SHIFT) - (1 << KIND_SHIFT);
 
-/// The kind of request that carries a slot. A signaled send for which no unsignaled one waits has
-/// none of these kinds.
+/// The kind of request that carries a slot. 0, none of these, is a signaled send that releases only
+/// its own slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Kind {
     Receive = 1,
-    /// A send whose slot another one's completion releases.
+    /// An unsignaled send, whose slot the completion of a later send releases.
     Unsignaled = 2,
-    /// A signaled send that releases those before it.
+    /// A signaled send that also releases the unsignaled sends before it.
     Chained = 3,
     /// A receive of a shared queue.
     SharedReceive = 4,
@@ -31,15 +31,15 @@ impl Kind {
     }
 }
 
-/// Names a queue pair or shared receive queue for as long as the program runs: 37 bits, never 0,
-/// never used again. It is what completions of the queue hand back.
+/// The serial number of a queue pair or shared receive queue: 37 bits, never 0, unique in the
+/// process. Completions of the queue carry it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Serial(u64);
 
 impl Serial {
     /// # Errors
-    /// `Refused` once 2^37 objects have been made: a number is never used again, so that a
-    /// completion of an old queue releases nothing of a new one.
+    /// `Refused` after 2^37 objects: a number is never reused, so that a completion of an old queue
+    /// cannot release a slot of a new one.
     pub(crate) fn new(verb: &'static str) -> Result<Self> {
         Self::of_object(verb, ObjectId::new().0)
     }
@@ -53,7 +53,7 @@ impl Serial {
         Ok(Self(id << SERIAL_SHIFT))
     }
 
-    /// The serial number of the shared receive queue that a completion names. It was registered
+    /// The serial number of the shared receive queue that a completion names, which was registered
     /// with [`Serial::get`].
     #[inline(always)]
     pub(crate) fn of(user_context: u64) -> Self {
@@ -64,32 +64,32 @@ impl Serial {
         self.0
     }
 
-    /// What completions of its sends and of its receives hand back, where these complete to the
-    /// completion queues with these numbers: a [`Flight`].
+    /// The flights that completions of its sends and of its receives carry, for the completion
+    /// queues of both.
     pub(crate) fn side_contexts(self, cqs: [CqBits; 2]) -> [u64; 2] {
         [self.sends(cqs[0]).0, self.receives(cqs[1]).0]
     }
 
-    /// Signaled sends that complete to the completion queue with this number, and release nothing
-    /// else.
+    /// The flight of signaled sends that complete to `cq` and release only their own slot.
     #[inline(always)]
     pub(crate) fn sends(self, cq: CqBits) -> Flight {
         Flight(self.0 | cq.0)
     }
 
-    /// Receives of its own that complete to the completion queue with this number.
+    /// The flight of receives of its own receive queue that complete to `cq`.
     pub(crate) fn receives(self, cq: CqBits) -> Flight {
         self.sends(cq).of(Kind::Receive)
     }
 
-    /// Receives that any queue pair of it consumes, wherever that completes.
+    /// The flight of receives of a shared receive queue, whichever completion queue they complete
+    /// to.
     #[inline(always)]
     pub(crate) fn shared_receives(self) -> Flight {
         Flight(self.0 | Kind::SharedReceive.bits())
     }
 }
 
-/// A completion queue, as flights name it.
+/// The number of a completion queue, as flights contain it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CqBits(u64);
 
@@ -99,8 +99,8 @@ impl CqBits {
     }
 }
 
-/// On which queue a slot is in flight, by what kind of request, and to which completion queue.
-/// Never 0.
+/// The queue that a slot is in flight on, the kind of its request, and the completion queue. Never
+/// 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flight(pub(super) u64);
 
@@ -110,8 +110,8 @@ impl Flight {
         Self(self.0 & !KINDS | kind.bits())
     }
 
-    /// The flight of a request of a queue that was given [`Serial::side_contexts`]: a receive of
-    /// its own, or a signaled send that releases nothing else.
+    /// The flight in a completion ([`Serial::side_contexts`]): a receive of the queue's own, or a
+    /// signaled send that releases only its own slot.
     #[inline(always)]
     pub(crate) fn of_completion(side_context: u64) -> Self {
         Self(side_context)
@@ -129,7 +129,7 @@ impl Flight {
         CqBits(self.0 & CQ_MASK)
     }
 
-    /// Whether a flight [of a completion](Flight::of_completion) is of a receive.
+    /// Whether a flight [of a completion](Flight::of_completion) is that of a receive.
     #[inline(always)]
     pub(crate) fn is_of_receive(self) -> bool {
         self.0 & KINDS != 0
@@ -140,7 +140,7 @@ impl Flight {
         self == self.of(Kind::Unsignaled) || self == self.of(Kind::Chained)
     }
 
-    /// Whether it is one of the queue with this number.
+    /// Whether it is a flight on the queue with this serial number.
     pub(super) fn is_on(self, serial: Serial) -> bool {
         self.0 >> SERIAL_SHIFT == serial.0 >> SERIAL_SHIFT
     }

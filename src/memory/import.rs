@@ -1,4 +1,4 @@
-//! Domains and regions that another process made on the same open file.
+//! Protection domains and regions that another process made on the same open file.
 
 use uverbs_uapi::mlx5::object::pd::query as query_pd;
 use uverbs_uapi::objects::mr::query as query_mr;
@@ -9,12 +9,12 @@ use crate::device::context::Context;
 use crate::error::{Error, Result};
 
 impl Context {
-    /// A domain that another process made on the same open file (ibv_import_pd), by its
-    /// [`ProtectionDomain::kernel_handle`]. Dropping or destroying it leaves the domain to its
-    /// owner. Once the owner frees it, verbs that use it here fail.
+    /// Imports a protection domain that another process made on the same open file (ibv_import_pd).
+    /// `handle` is its [`ProtectionDomain::kernel_handle`]. Dropping or destroying the imported
+    /// domain does not free it. After its owner has freed it, verbs that use it here fail.
     ///
     /// # Errors
-    /// `Unsupported` on kernels before 5.9; ENOENT or EINVAL where no domain has the handle.
+    /// `Unsupported` on kernels before 5.9; ENOENT or EINVAL if no domain has the handle.
     #[doc(alias = "ibv_import_pd")]
     pub fn import_pd(&self, handle: u32) -> Result<ProtectionDomain> {
         let mut number = 0u32;
@@ -28,15 +28,16 @@ impl Context {
 }
 
 impl ProtectionDomain {
-    /// A region that another process registered in this domain (ibv_import_mr), by its
-    /// [`MemoryRegion::kernel_handle`]: keys and addresses for work requests, no memory to look at.
+    /// Imports a region that another process registered in this domain (ibv_import_mr). `handle` is
+    /// its [`MemoryRegion::kernel_handle`]. The imported region has keys and addresses for work
+    /// requests, but no view of the memory.
     ///
-    /// Dropping or deregistering it leaves the region to its owner. Once the owner deregisters it,
-    /// requests that name it fail.
+    /// Dropping or deregistering it does not deregister the memory. After its owner has
+    /// deregistered it, requests that name it fail.
     ///
     /// # Errors
-    /// `Unsupported` on kernels before 5.9, which do not report the addresses; ENOENT or EINVAL
-    /// where no region has the handle.
+    /// `Unsupported` on kernels before 5.9, which do not report the addresses; ENOENT or EINVAL if
+    /// no region has the handle.
     #[doc(alias = "ibv_import_mr")]
     pub fn import_region(&self, handle: u32) -> Result<MemoryRegion> {
         const VERB: &str = "import_mr";

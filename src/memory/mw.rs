@@ -1,4 +1,4 @@
-//! Memory windows: rights to a part of a memory region, granted and revoked without the kernel.
+//! Memory windows: rights to a part of a memory region, granted and revoked without a system call.
 
 use uverbs_mlx5::send_queue::{BindWindow, UnbindWindow};
 pub use uverbs_mlx5::send_queue::{WindowAccess, WindowType};
@@ -15,7 +15,7 @@ use crate::host::lifetime::{Kind, Object, object_kind};
 ///
 /// It grants nothing until a request binds it: [`MemoryWindow::bind`] makes the operation for
 /// [`QueuePair::post_send`](crate::raw::QueuePair::post_send). Each bind gives it a new key, which
-/// is valid for peers once the request has completed; invalidating takes it back.
+/// is valid for peers after the request has completed, until it is invalidated.
 ///
 /// ```no_run
 /// # use uverbs::{MemoryRegion, ProtectionDomain, qp::PostFlags, qp_type::Rc, raw::QueuePair};
@@ -43,7 +43,7 @@ impl ProtectionDomain {
     /// Allocates a memory window.
     ///
     /// # Errors
-    /// `Unsupported` where the device has none; errors of the kernel.
+    /// `Unsupported` if the device has none; errors of the kernel.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, kind: WindowType) -> Result<MemoryWindow> {
         let mw_type = match kind {
@@ -78,15 +78,14 @@ impl MemoryWindow {
         &self.object.parent
     }
 
-    /// The operation that binds it to `length` bytes of `region` from `offset` on. [`Self::rkey`]
-    /// is the new key from now on.
+    /// The operation that binds it to `length` bytes of `region` at `offset`. [`Self::rkey`] then
+    /// returns the new key.
     ///
-    /// The request that carries the operation must be posted before the next one is made. The
-    /// region has to outlive the window's binding.
+    /// Post the operation before making the next one. The region has to outlive the binding.
     ///
     /// # Errors
-    /// `InvalidInput` for a region of another domain or without `MW_BIND`, bytes outside it, or
-    /// none.
+    /// `InvalidInput` for a region of another domain or without `MW_BIND`, and for 0 bytes or bytes
+    /// outside it.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind(
         &mut self,
@@ -135,7 +134,7 @@ impl MemoryWindow {
         Ok(())
     }
 
-    /// The present key and the next one: the low byte counts up (ibv_inc_rkey).
+    /// The current key and the next one, which increments the low byte (ibv_inc_rkey).
     fn next_key(&mut self) -> (u32, u32) {
         let old = self.rkey;
         self.rkey = old & !0xff | old.wrapping_add(1) & 0xff;
@@ -145,7 +144,7 @@ impl MemoryWindow {
     /// Frees it.
     ///
     /// # Errors
-    /// Errors of the kernel. It is returned unchanged.
+    /// Errors of the kernel; the window is returned unchanged.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.object.destroy().map_err(|error| DestroyError::new(self, error))

@@ -1,4 +1,4 @@
-//! Protection domains: they group the objects that may be used together.
+//! Protection domains (PDs).
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::error::{DestroyError, Result};
 use crate::host::command::Commands;
 use crate::host::lifetime::{Kind, Object, Parent, destroy_unshared, object_kind};
 
-/// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles
-/// work together only within one.
+/// A protection domain. Memory, queue pairs, shared receive queues, windows and address handles can
+/// be used together only within one domain.
 ///
-/// Clones are handles to the same domain; objects made from it hold one.
+/// Clones share one domain; objects made from it hold a clone.
 ///
 /// ```no_run
 /// let pd = uverbs::open_default()?.alloc_pd()?;
 /// let handle = pd.clone();
-/// // A domain that something still uses is returned unchanged.
+/// // While clones or objects exist, `destroy` fails and returns the domain.
 /// let pd = pd.destroy().unwrap_err().object;
 /// drop(handle);
 /// pd.destroy()?;
@@ -59,7 +59,7 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// Errors of the kernel; ENOMEM where the device has no more.
+    /// Errors of the kernel; ENOMEM if the device has no more.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
         let (core, driver): (_, AllocPdResp) =
@@ -86,14 +86,14 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// A number that no other domain has as long as a handle to this one exists.
+    /// A number that is unique while a handle to this domain exists.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// Another handle to the same domain, whose queue pairs and shared receive queues get their
-    /// memory from the program's own allocator (a parent domain with allocators, in libibverbs'
-    /// words; for doorbell registers see [`ThreadDomain`](crate::ThreadDomain)).
+    /// A clone whose queue pairs and shared receive queues get their memory from the program's own
+    /// allocator (in libibverbs, a parent domain with allocators; for doorbell registers see
+    /// [`ThreadDomain`](crate::ThreadDomain)).
     #[must_use]
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub fn with_queue_memory(&self, memory: &QueueMemory) -> Self {
@@ -104,14 +104,14 @@ impl ProtectionDomain {
         self.memory.as_ref()
     }
 
-    /// A domain that another context on the same open file made; it is not this handle's to free.
+    /// A domain that another context on the same open file made, and will free.
     pub(crate) fn imported(context: &Context, handle: u32, number: u32) -> Self {
         let object = Object::borrowed(context.clone(), handle, &KIND);
         let inner = Inner { object, number };
         Self { inner: Arc::new(inner), memory: None }
     }
 
-    /// The number by which another process that shares the open file imports it
+    /// The kernel's handle, with which another process that shares the open file can import it
     /// ([`Context::import_pd`]).
     pub fn kernel_handle(&self) -> u32 {
         self.inner.object.handle
@@ -120,8 +120,8 @@ impl ProtectionDomain {
     /// Frees the domain.
     ///
     /// # Errors
-    /// `Busy` while other handles exist (every object made from it holds one); errors of the
-    /// kernel. The domain is returned unchanged.
+    /// `Busy` while clones exist (every object made from it holds one); errors of the kernel. The
+    /// domain is returned unchanged.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

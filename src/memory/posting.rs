@@ -1,4 +1,4 @@
-//! How slots go into flight: what the single posts and the batches have in common.
+//! How slots go into flight: the common code of posts and batches.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -10,11 +10,11 @@ use super::flight::{Flight, Kind};
 use super::slot::{Chain, INHERITED, Launch, Slot};
 use crate::error::Error;
 
-/// A slot that could not be posted, and why.
+/// A slot that could not be posted, and the reason.
 pub struct Refused {
-    /// The slot, with its bytes unchanged. One for an atomic's result now has length 8.
+    /// The slot, with its bytes unchanged. The slot of an atomic now has length 8.
     pub slot: Slot,
-    /// Why.
+    /// The reason.
     pub reason: PostError,
 }
 
@@ -52,7 +52,7 @@ impl Refused {
     }
 }
 
-/// Which slots a queue takes, and how they are identified in flight on it.
+/// The domain of the slots that a queue takes, and the flight that they get.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Admission {
     /// The protection domain whose memory it takes.
@@ -62,15 +62,16 @@ pub(crate) struct Admission {
 
 impl Admission {
     /// Checks the slot's domain: the device would refuse memory of another domain, and a slot of
-    /// another context might be freed before the queue's last requests are done.
+    /// another context might be freed before the queue's last requests complete.
     #[inline(always)]
     fn check(&self, slot: &Slot) -> Result<(), PostError> {
         let domain = slot.header().domain();
         if domain == self.domain { Ok(()) } else { Err(refusal(domain)) }
     }
 
-    /// Gives `post` the launch of `slot`; `post` returns true if the fast path took a receive into
-    /// all of it. Otherwise returns the slot, for [`Admission::receive`], which finds the reason.
+    /// Calls `post` with the launch of `slot`. `post` returns true if the fast path posted a
+    /// receive into all of it. Otherwise returns the slot, for [`Admission::receive`], which finds
+    /// the reason.
     #[inline(always)]
     pub(crate) fn receive_fast(
         &self,
@@ -84,8 +85,8 @@ impl Admission {
         Err(slot)
     }
 
-    /// Has `build` build a receive into all of `slot`, then launches it. `build` gets the id and
-    /// the SGE, and must not publish: the slot is in flight only afterwards.
+    /// Calls `build` to build a receive into all of `slot`, then launches the slot. `build` gets
+    /// the id and the SGE, and must not publish, because the slot is not in flight yet.
     #[inline(always)]
     pub(crate) fn receive(
         &self,
@@ -98,26 +99,26 @@ impl Admission {
     }
 }
 
-/// Why a slot of this domain is refused. It gets only the domain, so that the slot can stay in a
-/// register.
+/// The reason to refuse a slot of this domain. Takes only the domain, so that the slot can stay in
+/// a register.
 #[cold]
 fn refusal(domain: usize) -> PostError {
     if domain == INHERITED { PostError::ForkedChild } else { PostError::ForeignMemory }
 }
 
-/// The state that sends of a queue pair share.
+/// The state of a queue pair's sends.
 #[derive(Debug)]
 pub(crate) struct Sends {
     admission: Admission,
-    /// The domain of slots that the fast path of a signaled send takes; [`NO_DOMAIN`] while slots
-    /// are pending.
+    /// The domain of the slots that the fast path of signaled sends takes; [`NO_DOMAIN`] while
+    /// slots are pending.
     fast_domain: usize,
     signal_all: bool,
     /// Slots posted unsignaled since the last signaled one, newest first.
     pending: Chain,
 }
 
-/// The domain of no slot.
+/// No slot has this domain.
 const NO_DOMAIN: usize = 0;
 
 impl Sends {
@@ -125,7 +126,7 @@ impl Sends {
         Self { admission, fast_domain: admission.domain, signal_all, pending: Chain::EMPTY }
     }
 
-    /// Moves the state to another owner. This one must not post any more.
+    /// Moves the state out. The remaining value must not post.
     pub(crate) fn move_out(&mut self) -> Self {
         let mut moved = Self::new(self.admission, self.signal_all);
         moved.set_pending(self.pending);
@@ -133,13 +134,13 @@ impl Sends {
         moved
     }
 
-    /// Starts over after a reset: slots are in `flight` from here on, and none is pending.
+    /// Starts over after a reset: later sends are in `flight`, and no slot is pending.
     pub(crate) fn start_over(&mut self, flight: Flight) {
         self.admission.flight = flight;
         self.set_pending(Chain::EMPTY);
     }
 
-    /// Slots that no signaled send follows.
+    /// Slots of unsignaled sends after the last signaled one.
     pub(crate) fn pending(&self) -> Chain {
         self.pending
     }
@@ -155,7 +156,7 @@ impl Sends {
         !self.signal_all && !flags.contains(PostFlags::SIGNALED)
     }
 
-    /// Posts a send that carries `slot`: `post` launches it if it can.
+    /// Posts a send with `slot`: `post` launches the slot unless it fails.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
@@ -171,7 +172,7 @@ impl Sends {
         Refused::unless(posted, slot).map(|_in_flight| ())
     }
 
-    /// Most sends are signaled and release only their own slot: one comparison finds that.
+    /// The fast path, one comparison, is for signaled sends that release only their own slot.
     #[inline(always)]
     fn launch(&mut self, slot: &Slot, flags: PostFlags) -> Result<Launch, PostError> {
         let launch = Launch::new(slot, self.admission.flight);
@@ -199,7 +200,7 @@ impl Sends {
         }
     }
 
-    /// Posts a send without a slot: `post` gets its id.
+    /// Posts a send without a slot: calls `post` with its id.
     #[inline(always)]
     pub(crate) fn send_without_slot(
         &mut self,
@@ -220,7 +221,7 @@ impl Sends {
 #[cold]
 pub(super) fn cold_path() {}
 
-/// Prepares `slot` for the result of an atomic, which goes into its first 8 bytes.
+/// Prepares `slot` for the result of an atomic, which the device writes to its first 8 bytes.
 #[inline(always)]
 pub(crate) fn for_atomic(slot: Slot) -> Result<(Slot, AtomicResult), Refused> {
     if slot.capacity() < 8 {

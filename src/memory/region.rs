@@ -27,17 +27,17 @@ const REREG: &str = "rereg_mr";
 enum Memory {
     /// Memory that the region owns.
     Owned(Buffer),
-    /// The device's own.
+    /// Memory on the device.
     Device(#[allow(dead_code, reason = "held for its lifetime")] DeviceMemory),
-    /// Memory that the caller promised to keep, or that is not this process's: a dma-buf, the null
+    /// Memory that the caller promised to keep, or that is not of this process: a dma-buf, the null
     /// region, an implicit region.
     Foreign,
 }
 
 /// Builder of a memory region: from [`ProtectionDomain::registration`].
 ///
-/// By default the device may read and write for local requests, peers have no access, and work
-/// requests use the memory's own addresses.
+/// By default the device may read and write the memory for local requests, peers have no access,
+/// and work requests use its virtual addresses.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, Buffer};
@@ -59,13 +59,13 @@ pub struct Registration {
 }
 
 impl ProtectionDomain {
-    /// Begins to register memory.
+    /// Starts a registration of memory.
     pub fn registration(&self) -> Registration {
         Registration { pd: self.clone(), access: AccessFlags::LOCAL_WRITE, iova: None }
     }
 
-    /// Registers a [`Buffer`] with the given rights; see [`ProtectionDomain::registration`] for
-    /// everything else.
+    /// Registers a [`Buffer`] with the given rights; [`ProtectionDomain::registration`] has further
+    /// options.
     ///
     /// # Errors
     /// As [`Registration::register`].
@@ -75,10 +75,10 @@ impl ProtectionDomain {
         self.registration().access(access).register(buffer)
     }
 
-    /// The null region: at any address, writes to it are discarded and reads return zeros.
+    /// The null region, which has any address: writes to it are discarded and reads return zeros.
     ///
     /// # Errors
-    /// `Unsupported` where the device has none.
+    /// `Unsupported` if the device has none.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn null_region(&self) -> Result<MemoryRegion> {
         let lkey = self.context().inner().null_key();
@@ -92,8 +92,9 @@ impl ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Tells the device how memory of on-demand regions is going to be used. With `now` it returns
-    /// when this is done. For a single region [`MemoryRegion::prefetch`] is the checked form.
+    /// Advises the device about the use of memory of on-demand regions. With `now` it returns when
+    /// the device has acted on it. For a single region, [`MemoryRegion::prefetch`] checks the
+    /// arguments.
     ///
     /// # Errors
     /// Errors of the kernel: EFAULT for pages that cannot be mapped, EINVAL or ENOENT for keys that
@@ -122,23 +123,23 @@ impl Registration {
         self
     }
 
-    /// Work requests and peers use addresses from `iova` on instead of the memory's own. Its offset
-    /// within a page must be that of the memory.
+    /// Sets the first address that work requests and peers use, instead of the memory's virtual
+    /// address. Its offset within a page must be that of the memory.
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
     /// Lets the device's writes to this memory overtake each other on PCIe, which can be faster.
-    /// Kernels that do not know the flag ignore it. A completion still means that all data is
-    /// there. A program that polls a byte of the data instead learns nothing about the other bytes
+    /// Kernels that do not know the flag ignore it. After a completion all data is there, as
+    /// without it. A program that polls a byte of the data instead cannot rely on the other bytes
     /// (`docs/ordering.md`).
     pub fn relaxed_ordering(mut self) -> Self {
         self.access |= AccessFlags::RELAXED_ORDERING;
         self
     }
 
-    /// Does not pin the memory: the device faults pages in (on-demand paging).
+    /// Uses on-demand paging: the memory is not pinned, and the device faults pages in.
     pub fn on_demand(mut self) -> Self {
         self.access |= AccessFlags::ON_DEMAND;
         self
@@ -147,51 +148,52 @@ impl Registration {
     /// Registers a buffer and keeps it.
     ///
     /// # Errors
-    /// `InvalidInput` for rights that contradict each other; ENOMEM, with the memlock limit where
-    /// that is the likely reason; other errors of the kernel.
+    /// `InvalidInput` for remote writes or atomics without `LOCAL_WRITE`; ENOMEM, with the memlock
+    /// limit if that is the likely reason; other errors of the kernel.
     pub fn register(self, buffer: Buffer) -> Result<MemoryRegion> {
         let (start, length) = (buffer.address(), buffer.len() as u64);
         self.register_range(start, length, Memory::Owned(buffer))
     }
 
-    /// Registers the caller's memory: anything mapped, huge pages, shared memory.
+    /// Registers the caller's memory: any mapping, such as huge pages or shared memory.
     ///
     /// # Errors
     /// As [`Registration::register`].
     ///
     /// # Safety
-    /// Until the region has been deregistered, the memory stays mapped, writable if the rights say
-    /// so, and no reference covers bytes that the device or a remote peer may write. If the rights
-    /// let peers in, an 8-byte word that they may write in part is accessed only by 64-bit atomics
-    /// or a [`MemoryView`] (`docs/ordering.md`, "Sizes of accesses"). Two such regions over the
-    /// same memory begin and end at the same bytes or at multiples of eight.
+    /// Until the region has been deregistered, the memory stays mapped (writable if the rights
+    /// include writing), and no reference covers bytes that the device or a remote peer may write.
+    /// If peers have access, an 8-byte word that they may write in part is accessed only by 64-bit
+    /// atomics or a [`MemoryView`] (`docs/ordering.md`, "Sizes of accesses"). Two such regions over
+    /// the same memory begin and end at the same addresses or at multiples of eight.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
         self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
     }
 
-    /// Registers the whole address space on demand (an implicit region): any address of this
-    /// process then works with its key.
+    /// Registers the whole address space with on-demand paging (an implicit region): its key is
+    /// valid for any address of this process.
     ///
     /// # Errors
     /// As [`Registration::register`]; `Unsupported` without implicit on-demand paging.
     ///
     /// # Safety
-    /// As [`Registration::register_raw`], for whatever memory work requests or peers name.
+    /// As [`Registration::register_raw`], for all memory that work requests or peers name.
     pub unsafe fn register_everything(mut self) -> Result<MemoryRegion> {
         self.access |= AccessFlags::ON_DEMAND;
         self.register_range(0, u64::MAX, Memory::Foreign)
     }
 
-    /// Registers part of a dma-buf (memory of another device). Addresses begin at `iova`, 0 if not
-    /// given.
+    /// Registers part of a dma-buf (memory of another device). Addresses begin at the `iova`, by
+    /// default 0.
     ///
     /// # Errors
-    /// As [`Registration::register`]; `Unsupported` where the kernel or the device cannot.
+    /// As [`Registration::register`]; `Unsupported` if the kernel or the device does not support
+    /// it.
     ///
     /// # Safety
-    /// The owner of the memory behind the dma-buf accepts that the device, and peers if the rights
-    /// say so, write to it until the region has been deregistered.
+    /// The owner of the dma-buf's memory accepts that the device, and peers if they have the right,
+    /// write to it until the region has been deregistered.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dma_buf(
         self,
@@ -218,11 +220,11 @@ impl Registration {
         Ok(MemoryRegion::new(&self.pd, registered, Memory::Foreign, length, self.access))
     }
 
-    /// Registers part of the device's own memory. Addresses begin at 0.
+    /// Registers part of device memory. Addresses begin at 0.
     ///
     /// # Errors
-    /// As [`Registration::register`]; `InvalidInput` also for bytes outside it, and for rights that
-    /// device memory cannot have (only local writes, and remote reads, writes and atomics).
+    /// As [`Registration::register`]; `InvalidInput` also for bytes outside it, for an `iova`, and
+    /// for other rights than local writes and remote reads, writes and atomics.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_device_memory(
         self,
@@ -295,7 +297,7 @@ impl Registration {
         require_paging(verb, self.pd.context())
     }
 
-    /// The rights without the optional ones where the kernel would refuse them.
+    /// The rights, without optional ones that the kernel would refuse.
     fn effective_access(&self) -> AccessFlags {
         effective_access(self.pd.context(), self.access)
     }
@@ -340,8 +342,8 @@ struct Registered {
 /// Registered memory.
 ///
 /// It keeps its memory (if it owns it) and its protection domain, and is deregistered when dropped.
-/// Raw work requests name it by [`MemoryRegion::sge`], peers by [`MemoryRegion::remote`]; both are
-/// plain numbers and do not keep the region alive.
+/// [`MemoryRegion::sge`] names its bytes in raw work requests, [`MemoryRegion::remote`] for peers;
+/// both are plain numbers and do not keep the region alive.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, Buffer};
@@ -349,19 +351,19 @@ struct Registered {
 /// let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
 /// let region = pd.register(Buffer::new(1 << 20)?, access)?;
 /// region.view().write(64, b"hello")?;
-/// let peers_use = region.remote(64)?; // an address and a key to send to them
-/// # let _ = peers_use;
+/// let remote = region.remote(64)?; // an address and a key, to send to a peer
+/// # let _ = remote;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct MemoryRegion {
     pd: ProtectionDomain,
     registered: Registered,
     memory: Memory,
-    /// Buffers of failed changes, which the device may use nevertheless.
+    /// Buffers of failed changes, which the device may still use.
     failed: Vec<Buffer>,
     length: u64,
     access: AccessFlags,
-    /// Not deregistered yet, and this process has to deregister it.
+    /// Whether this process still has to deregister it.
     live: bool,
 }
 
@@ -387,7 +389,7 @@ impl MemoryRegion {
         Self { pd: pd.clone(), registered, memory, failed: Vec::new(), length, access, live: true }
     }
 
-    /// A region that another process registered: only keys and addresses.
+    /// A region of another process: keys and addresses without memory.
     pub(crate) fn imported(
         pd: &ProtectionDomain,
         handle: u32,
@@ -422,7 +424,7 @@ impl MemoryRegion {
         self.registered.rkey
     }
 
-    /// The first address, as work requests and peers name it.
+    /// The first address that work requests and peers use.
     pub fn address(&self) -> u64 {
         self.registered.iova
     }
@@ -432,23 +434,23 @@ impl MemoryRegion {
         self.length as usize
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The rights it was registered with; none for an imported region, whose rights are not known.
+    /// Its rights; none for an imported region, whose rights are unknown.
     pub fn access(&self) -> AccessFlags {
         self.access
     }
 
-    /// Whether it was registered without `right`.
+    /// Whether it is known to lack `right`.
     pub(crate) fn lacks(&self, right: AccessFlags) -> bool {
         self.live && !self.access.contains(right)
     }
 
-    /// The bytes of a buffer that the region owns. Empty for other memory, to which the program may
-    /// hold references; where it holds none, it can make a [`MemoryView`] itself.
+    /// The bytes of a buffer that the region owns. Empty for other memory, because the program may
+    /// hold references to it; a program that holds none can make a [`MemoryView`] itself.
     pub fn view(&self) -> MemoryView<'_> {
         match &self.memory {
             Memory::Owned(buffer) => buffer.view(),
@@ -456,10 +458,10 @@ impl MemoryRegion {
         }
     }
 
-    /// A scatter/gather entry for `length` bytes from `offset` on.
+    /// The SGE of `length` bytes at `offset`.
     ///
     /// # Errors
-    /// `InvalidInput` if they are outside, or are 2 GiB or more.
+    /// `InvalidInput` if they are outside the region, or 2 GiB or more.
     pub fn sge(&self, offset: usize, length: usize) -> Result<Sge> {
         let end = offset.checked_add(length);
         let inside = end.is_some_and(|end| end as u64 <= self.length);
@@ -474,8 +476,8 @@ impl MemoryRegion {
         Ok(Sge::new(self.registered.iova.wrapping_add(offset as u64), bytes, self.registered.lkey))
     }
 
-    /// What a peer needs to reach the byte at `offset`, to be sent to it. It does not keep the
-    /// region alive. The queue pair that the peer is connected to has to grant the access, too
+    /// Address and key of the byte at `offset`, to send to a peer. They do not keep the region
+    /// alive. The queue pair that the peer is connected to has to grant the access, too
     /// ([`QpBuilder::access`](crate::QpBuilder::access)).
     ///
     /// # Errors
@@ -488,11 +490,11 @@ impl MemoryRegion {
         Ok(Remote::new(self.registered.iova.wrapping_add(offset as u64), self.registered.rkey))
     }
 
-    /// Changes the rights. The keys change.
+    /// Changes the rights, and with them the keys.
     ///
     /// # Errors
-    /// As [`Registration::register`]. Where the kernel refuses, the region is as it was; where it
-    /// fails half-way (ENOMEM, EIO) the region's keys no longer work and it can only be dropped.
+    /// As [`Registration::register`]. If the kernel refuses, the region is unchanged. If it fails
+    /// half-way (ENOMEM, EIO), the region's keys no longer work and it can only be dropped.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_access(&mut self, access: AccessFlags) -> Result<()> {
         check_access(REREG, access)?;
@@ -501,7 +503,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Moves the region to another protection domain of the same context. The keys change.
+    /// Moves the region to another protection domain of the same context. Its keys change.
     ///
     /// # Errors
     /// As [`MemoryRegion::change_access`].
@@ -513,17 +515,18 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Changes the memory of the region; addresses are then those of the new memory. Returns the
-    /// old buffer if the region owned one. The keys change.
+    /// Replaces the memory of the region; its addresses are then those of the new memory, and its
+    /// keys change. Returns the old buffer if the region owned one.
     ///
     /// # Errors
-    /// As [`MemoryRegion::change_access`]. The region then keeps the new buffer, too, until it is
-    /// deregistered, because the device may already use it.
+    /// As [`MemoryRegion::change_access`]. On an error the region also keeps the new buffer until
+    /// it is deregistered, because the device may already use it.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
         let flags = ReregMrFlags::CHANGE_TRANSLATION;
         if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
-            // The kernel may have failed after the change, and then the device writes there.
+            // The kernel may have failed after the change; then the device writes to the new
+            // buffer.
             self.failed.push(buffer);
             return Err(error);
         }
@@ -564,11 +567,11 @@ impl MemoryRegion {
     }
 
     /// Faults in pages of an on-demand region, for reading or for writing. With `now` it returns
-    /// when this is done.
+    /// when they are present.
     ///
     /// # Errors
-    /// `InvalidInput` for bytes that are outside; `Unsupported` without on-demand paging;
-    /// errors of the kernel (EFAULT for pages that cannot be mapped).
+    /// `InvalidInput` for bytes outside the region, or if it is pinned; `Unsupported` without
+    /// on-demand paging; errors of the kernel (EFAULT for pages that cannot be mapped).
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(
         &self,
@@ -590,11 +593,11 @@ impl MemoryRegion {
         self.pd.advise(advice, now, &[self.sge(offset, length)?])
     }
 
-    /// Deregisters the memory and gives the buffer back if the region owned one.
+    /// Deregisters the memory. Returns the buffer if the region owned one.
     ///
     /// # Errors
-    /// EBUSY while memory windows are bound to it; other errors of the kernel. The region comes
-    /// back.
+    /// EBUSY while memory windows are bound to it; other errors of the kernel. The region is
+    /// returned unchanged.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(mut self) -> std::result::Result<Option<Buffer>, DestroyError<Self>> {
         if let Err(error) = self.dereg() {
@@ -625,8 +628,7 @@ impl Drop for MemoryRegion {
         // The device may still write to the memory.
         let owned = match std::mem::replace(&mut self.memory, Memory::Foreign) {
             Memory::Owned(buffer) => Some(buffer),
-            // Device memory need not be kept: it is not this process's, and the kernel knows of the
-            // region.
+            // Device memory need not be kept: the kernel does not free it while the region exists.
             Memory::Device(_) | Memory::Foreign => None,
         };
         let memory = (owned, std::mem::take(&mut self.failed));

@@ -1,4 +1,4 @@
-//! Registered memory cut into slots.
+//! Slabs: registered memory divided into slots.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use crate::host::fork::{Lock, forked};
 use crate::host::system::Listed;
 
 const VERB: &str = "create_slab";
-/// Slots begin on cache lines, so that those of different threads share none.
+/// Slots begin at cache lines, so that slots of different threads never share one.
 const ALIGNMENT: usize = 64;
 
-/// Registered memory, cut into slots of one size. Clones are handles to the same memory.
+/// Registered memory, divided into slots of one size. Clones share the memory.
 ///
 /// ```no_run
 /// # fn example(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// let slab = pd.create_slab(64, 4096)?;
 /// let mut slot = slab.take().ok_or("all 64 slots are in use")?;
-/// slot.write(b"hello")?; // a send takes these five bytes, a receive the capacity
+/// slot.write(b"hello")?; // a send transmits these 5 bytes; a receive may fill all 4096
 /// assert_eq!(&slot[..], b"hello");
 /// drop(slot); // it is free again
 /// # Ok(())
@@ -51,8 +51,8 @@ impl ProtectionDomain {
     /// Registers memory for `slots` slots of `bytes` each.
     ///
     /// # Errors
-    /// `InvalidInput` for no slots or more than 2 GiB in one; ENOMEM, with the memlock limit where
-    /// that is the likely reason; other errors of the kernel.
+    /// `InvalidInput` for no slots, or slots of 0 bytes or 2 GiB and more; ENOMEM, with the memlock
+    /// limit if that is the likely reason; other errors of the kernel.
     pub fn create_slab(&self, slots: u32, bytes: u32) -> Result<Slab> {
         let length = self::bytes(slots, bytes)?;
         let buffer = Buffer::new(length).map_err(|error| {
@@ -62,8 +62,8 @@ impl ProtectionDomain {
         self.cut(&self.slab_region(buffer)?, start, slots, bytes)
     }
 
-    /// As [`ProtectionDomain::create_slab`], several slabs in one registration: the slots of each,
-    /// and their bytes.
+    /// As [`ProtectionDomain::create_slab`], for several slabs in one registration. `sizes` has the
+    /// number of slots and the bytes per slot of each slab.
     ///
     /// # Errors
     /// As for [`ProtectionDomain::create_slab`].
@@ -82,8 +82,8 @@ impl ProtectionDomain {
         slabs?.try_into().map_err(|_| Error::invalid(VERB, "there is no slab"))
     }
 
-    /// Registers `buffer` and cuts it into as many slots of `bytes` each as it holds: huge pages,
-    /// or memory of one NUMA node, for example. Slots begin at multiples of 64 bytes.
+    /// Registers `buffer`, for example huge pages or memory of one NUMA node, and divides it into
+    /// as many slots of `bytes` bytes as it holds. Slots begin at multiples of 64 bytes.
     ///
     /// ```no_run
     /// use uverbs::{Buffer, PageSize};
@@ -95,8 +95,8 @@ impl ProtectionDomain {
     /// ```
     ///
     /// # Errors
-    /// As for [`ProtectionDomain::create_slab`]; `InvalidInput` also if not a single slot fits, or
-    /// the buffer does not begin at a multiple of 64.
+    /// As for [`ProtectionDomain::create_slab`]; `InvalidInput` also if no slot fits, or the buffer
+    /// does not begin at a multiple of 64 bytes.
     pub fn create_slab_with(&self, buffer: Buffer, bytes: u32) -> Result<Slab> {
         let asked = format!("slots of {bytes} bytes in {} at {:p}", buffer.len(), buffer.as_ptr());
         let stride = stride(bytes).map_err(|error| error.asked(asked.as_str()))?;
@@ -155,12 +155,12 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A free slot, of length 0; `None` if all are held or in flight. In a forked child also `None`
-    /// if another thread of the parent was taking or dropping a slot at the fork.
+    /// A free slot, of length 0; `None` if all are owned or in flight. In a forked child also
+    /// `None` if another thread of the parent was taking or dropping a slot at the fork.
     ///
-    /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and counts a
-    /// reference to the slab. On a hot path use the slots that completions return, and give each
-    /// thread a slab of its own.
+    /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and increments
+    /// the slab's reference count. On a hot path, reuse the slots that completions return, and give
+    /// each thread its own slab.
     pub fn take(&self) -> Option<Slot> {
         self.pop().or_else(|| {
             // Slots of destroyed queue pairs may be ready for release.
@@ -179,10 +179,10 @@ impl Slab {
         self.0.slots.first().map_or(0, Header::capacity)
     }
 
-    /// Slots that are neither held nor in flight. A slot that was sent unsignaled counts once the
-    /// completion of a later signaled send was polled, also if its own send failed. All of a queue
-    /// pair that was reset or is gone count once its completion queues have been polled past what
-    /// was in them.
+    /// Slots that are neither owned nor in flight. The slot of an unsignaled send becomes free when
+    /// the completion of a later signaled send is polled, even if its own send failed. The slots of
+    /// a destroyed or reset queue pair become free when its completion queues have been polled past
+    /// the completions that they held.
     pub fn free(&self) -> usize {
         self.context().inner().kept.release_ready();
         self.0.free.lock().map_or(0, |free| free.len())

@@ -1,4 +1,5 @@
-//! Slots: the right to a part of a slab, and the record of where a slot is while it is in flight.
+//! Slots: exclusive access to a part of a slab, and the header that records a slot's state in
+//! flight.
 
 #![allow(unsafe_code)]
 
@@ -21,10 +22,10 @@ use crate::device::kept::Deferred;
 use crate::error::{Error, Result};
 use crate::host::system::Inherited;
 
-/// A part of a slab, owned: the right to its bytes.
+/// An owned part of a slab, with exclusive access to its bytes.
 ///
-/// Dereferences to the filled part: nothing after [`Slab::take`](crate::Slab::take), then what was
-/// [written](Slot::write), received or read. Dropping it gives it back to its slab.
+/// Dereferences to the filled part: empty after [`Slab::take`](crate::Slab::take), later the bytes
+/// that were [written](Slot::write), received or read. Dropping it gives it back to its slab.
 pub struct Slot(NonNull<Header>);
 
 // SAFETY: a slot is exclusive access to its bytes and header, which are not bound to a thread.
@@ -33,7 +34,7 @@ unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// Slot `index` of a slab, which was free and is the caller's.
+    /// Slot `index` of a slab, which the caller has taken from the free list.
     pub(super) fn of(slab: &Arc<Inner>, index: u32) -> Option<Self> {
         let header = slab.slots.get(index as usize)?;
         header.set_length(0);
@@ -53,22 +54,22 @@ impl Slot {
         unsafe { self.0.as_ref() }
     }
 
-    /// All bytes that it can hold.
+    /// Bytes that it can hold.
     pub fn capacity(&self) -> usize {
         self.header().capacity() as usize
     }
 
-    /// Declares the first `length` bytes filled, whatever earlier uses left in them: what a send
-    /// carries, or how much a read fetches. Returns the new length, at most the capacity.
+    /// Sets the length of the filled part, which a send transmits or a READ fills; the bytes keep
+    /// the contents of earlier uses. Returns the new length, which is at most the capacity.
     pub fn set_len(&mut self, length: usize) -> usize {
         self.header().set_length(length);
         self.len()
     }
 
-    /// Copies `bytes` in, and declares them filled.
+    /// Copies `bytes` into the slot and sets its length to theirs.
     ///
     /// # Errors
-    /// `InvalidInput` if they are more than the capacity; nothing has changed then.
+    /// `InvalidInput`, without any change, if they exceed the capacity.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.len() > self.capacity() {
             let cause = format!("{} bytes do not fit into {}", bytes.len(), self.capacity());
@@ -79,23 +80,23 @@ impl Slot {
         Ok(())
     }
 
-    /// A number of the program's own that travels with the slot.
+    /// The program's number for the slot, which stays with it while it is in flight.
     pub fn tag(&self) -> u64 {
         self.header().tag().load(Ordering::Relaxed)
     }
 
-    /// Sets the number that travels with the slot.
+    /// Sets the program's number for the slot.
     pub fn set_tag(&mut self, tag: u64) {
         self.header().tag().store(tag, Ordering::Relaxed);
     }
 
-    /// The filled part, as a request names it.
+    /// The SGE of the filled part.
     #[inline(always)]
     pub(crate) fn filled(&self) -> Sge {
         self.header().filled()
     }
 
-    /// All of it, as a request names it.
+    /// The SGE of the whole slot.
     #[inline(always)]
     pub(crate) fn whole(&self) -> Sge {
         self.header().whole()
@@ -109,14 +110,13 @@ impl Deref for Slot {
         let length = header.length() as usize;
         // SAFETY: the slab, which the slot's count keeps, has the bytes mapped and initialized
         // (pages of zeros at first, or a `Buffer`), and the length is at most the capacity. No
-        // other part of the program reaches them: the slab lends no view, and its slots do not
-        // overlap. No request names them: the slot is new from `take`, or it left its flight. It
-        // leaves a flight once: by the one thread that polls the completion queue of the flight,
-        // else by an exchange (`land_id`, `land_shared`). It does so for the completion of a
-        // request that was outstanding, which the poller checks, or because the queue is gone. No
-        // peer can name the bytes: the region has no remote rights. That a device writes for a
-        // request only until it completes it is the device's part: one that does not could write
-        // anywhere in a region.
+        // other code can access them: the slab has no view, and its slots do not overlap. No
+        // request names them: the slot is new from `take`, or it has landed. It lands once: by the
+        // one thread that polls the completion queue of the flight, or by an atomic exchange
+        // (`land_id`, `land_shared`). It lands for the completion of a request that was
+        // outstanding, which the poller checks, or because the queue was destroyed or reset. No
+        // peer can access the bytes: the region has no remote rights. The device does not write for
+        // a request that it has completed; a faulty device could write anywhere in a region.
         unsafe { std::slice::from_raw_parts(header.start(), length) }
     }
 }
@@ -131,7 +131,8 @@ impl DerefMut for Slot {
 }
 
 impl Drop for Slot {
-    /// By value and out of line, so that a slot that may be dropped can stay in a register.
+    /// Passes the pointer by value to a function out of line, so that a slot can stay in a
+    /// register.
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of its header.
@@ -162,26 +163,26 @@ impl fmt::Debug for Slot {
 
 /// The header that a slot points to.
 ///
-/// While a slot is held, only its holder uses the header. While it is in flight, the posting thread
-/// writes it before the request is published, and the polling thread reads it after the completion.
-/// The device provides that order, so the atomics are relaxed.
+/// While a program owns the slot, only the owner uses the header. While it is in flight, the
+/// posting thread writes it before the request is published, and the polling thread reads it after
+/// the completion. The device provides that order, so the atomics are relaxed.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Header {
-    /// The [`Flight`] that it is in; 0 while it is held or free.
+    /// The [`Flight`] that it is in; 0 while it is owned by the program or free.
     flight: AtomicU64,
-    /// Always 0, as in no flight. Ids of requests that only release a chain ([`RELEASES`]) lead
-    /// here.
+    /// Always 0, which is not a flight. Ids of requests that only release a chain ([`RELEASES`])
+    /// are the address of this word.
     nothing: AtomicU64,
-    /// Its filled part and all of it, as requests name them: the first words of two
-    /// [`Sge`]s, the second of both is `address`.
+    /// The first words of the [`Sge`]s of the filled part and of the whole slot; `address` is the
+    /// second word of both.
     filled: AtomicU64,
     whole: AtomicU64,
     address: AtomicU64,
     /// The protection domain of its memory.
     domain: AtomicUsize,
-    /// The slot posted unsignaled before this one, which is released with it. Valid only in flights
-    /// that have a chain.
+    /// The slot that was posted unsignaled before this one, and is released with it. Valid only in
+    /// flights with a chain.
     before: AtomicPtr<Header>,
     capacity: AtomicU32,
     index: u32,
@@ -189,7 +190,7 @@ pub(crate) struct Header {
     slab: AtomicPtr<Inner>,
 }
 
-/// The domain of slots in a forked child, which no queue has.
+/// The domain of slots in a forked child. No queue has this domain.
 pub(crate) const INHERITED: usize = usize::MAX;
 
 impl Inherited for Header {
@@ -198,7 +199,7 @@ impl Inherited for Header {
     }
 }
 
-/// A place in memory to assign to a header.
+/// A range of memory to assign to a header.
 pub(crate) struct Span {
     pub(crate) start: *mut u8,
     pub(crate) capacity: u32,
@@ -273,13 +274,13 @@ impl Header {
         self.domain.load(Ordering::Relaxed)
     }
 
-    /// The filled part of its memory, as a request names it.
+    /// The SGE of the filled part of its memory.
     #[inline(always)]
     pub(crate) fn filled(&self) -> Sge {
         Self::sge(&self.filled, &self.address)
     }
 
-    /// All of its memory, as a request names it.
+    /// The SGE of all its memory.
     #[inline(always)]
     pub(crate) fn whole(&self) -> Sge {
         Self::sge(&self.whole, &self.address)
@@ -296,17 +297,16 @@ impl Header {
     }
 }
 
-/// Added to a header's address in the id of a request that carries no slot and only releases the
-/// chain which ends in that header's slot. The sum is the address of a word that is not a flight,
-/// by which such an id is told from others.
+/// Added to a header's address in the id of a request without a slot that only releases the chain
+/// ending in that header's slot. The sum is the address of `nothing`, which never matches a flight.
 const RELEASES: u64 = std::mem::offset_of!(Header, nothing) as u64;
 
-/// Slots in flight that were posted unsignaled one after the other, by the newest: each leads to
-/// the one before it.
+/// The newest of several slots that were posted unsignaled one after the other. Each header points
+/// to the one before it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chain(*mut Header);
 
-// SAFETY: the pointer leads to slots in flight, which belong to no thread.
+// SAFETY: the pointer leads to slots in flight, which are not bound to a thread.
 unsafe impl Send for Chain {}
 
 impl Chain {
@@ -323,7 +323,7 @@ impl Chain {
         Self(slot.header_pointer().as_ptr())
     }
 
-    /// The id of a signaled request without a slot: when it completes, the chain goes back.
+    /// The id of a signaled request without a slot whose completion releases the chain.
     #[inline(always)]
     pub(crate) fn releasing_id(self) -> u64 {
         if self.is_empty() { 0 } else { self.0.expose_provenance() as u64 + RELEASES }
@@ -335,15 +335,15 @@ fn releases_only(wr_id: u64) -> bool {
     wr_id & RELEASES != 0
 }
 
-/// The header that the id of a request leads to. Ids of safe queues are 0 or a header's address,
-/// [`RELEASES`] aside.
+/// The header that a request's id names. Ids of safe queues are 0 or a header's address, plus
+/// [`RELEASES`] in some.
 #[inline(always)]
 pub(crate) fn header_of(wr_id: u64) -> Option<NonNull<Header>> {
     NonNull::new(ptr::with_exposed_provenance_mut((wr_id & !RELEASES) as usize))
 }
 
-/// Puts a slot into flight once its request is certain to be posted. Until then the slot belongs to
-/// its holder.
+/// Marks a slot as in flight, when its request can no longer be refused. Until then the caller owns
+/// the slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Launch {
     header: NonNull<Header>,
@@ -356,16 +356,16 @@ impl Launch {
         Self { header: slot.header_pointer(), flight }
     }
 
-    /// For a send that the unsignaled ones of `before` precede: an unsignaled one, or the signaled
-    /// one whose completion releases the chain.
+    /// For a send after the unsignaled sends of `before`: an unsignaled one, or the signaled one
+    /// whose completion releases the chain.
     #[inline(always)]
     pub(crate) fn following(self, before: Chain, kind: Kind) -> Self {
-        // SAFETY: the slot, which the caller still has, keeps its header.
+        // SAFETY: the slot, which the caller still owns, keeps its header.
         unsafe { self.header.as_ref() }.before.store(before.0, Ordering::Relaxed);
         Self { flight: self.flight.of(kind), ..self }
     }
 
-    /// The chain that it was launched after, for a send that was refused.
+    /// The chain before it, to restore when the send is refused.
     #[cold]
     pub(crate) fn before(self) -> Option<Chain> {
         // SAFETY: as for `following`.
@@ -379,15 +379,15 @@ impl Launch {
         self.header.as_ptr().expose_provenance() as u64
     }
 
-    /// The slot is in flight from here on.
+    /// Marks the slot as in flight.
     #[inline(always)]
     pub(crate) fn start(self) {
-        // SAFETY: the slot, which the caller still has, keeps its header.
+        // SAFETY: the slot, which the caller still owns, keeps its header.
         unsafe { self.header.as_ref() }.flight.store(self.flight.0, Ordering::Relaxed);
     }
 
-    /// Starts a receive that may fill all of the slot, which is 1 to 2^31 - 1 bytes; the id of its
-    /// request, and what that names.
+    /// Marks the slot as in flight for a receive into all of it. Returns the id and the SGE of the
+    /// request; the SGE has 1 to 2^31 - 1 bytes.
     #[inline(always)]
     pub(crate) fn receive(self) -> (u64, Sge) {
         self.start();
@@ -404,7 +404,7 @@ impl RequestId for Launch {
     }
 }
 
-/// Takes the slot out of `flight` that the request with this id carried, if that is where it is.
+/// Returns the slot of the request with this id, if it is in `flight`, and ends the flight.
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is
@@ -412,20 +412,20 @@ impl RequestId for Launch {
 #[inline(always)]
 pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
     let word = NonNull::new(ptr::with_exposed_provenance_mut::<AtomicU64>(wr_id as usize))?;
-    // SAFETY: the header's flight, or its word that is none; headers live as long as their context.
+    // SAFETY: the header's `flight` or `nothing`; headers live as long as their context.
     let word = unsafe { word.as_ref() };
     if word.load(Ordering::Relaxed) != flight.0 {
         cold_path();
         return None;
     }
-    // No other thread came between: only this thread lands slots of this flight.
+    // A plain store is enough: only this thread lands slots of this flight.
     word.store(0, Ordering::Relaxed);
-    // It was in flight, so the word is a header's first, and no code has the slot.
+    // It was in flight, so the word is a header's first, and no other code owns the slot.
     Some(Slot(NonNull::from(word).cast()))
 }
 
-/// The slot of a send that [`land_id`] does not find: the send failed, or releases other slots,
-/// too.
+/// The slot of a send that [`land_id`] does not return: the send failed, or also releases other
+/// slots.
 ///
 /// # Safety
 /// The id is 0 or that of a [`Launch`] or of [`Chain::releasing_id`], the context of its header is
@@ -436,8 +436,8 @@ pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Optio
     let header = header_of(wr_id)?;
     let sends = serial.sends(cq);
     if releases_only(wr_id) {
-        // SAFETY: they were posted unsignaled before it, on the same send queue, and only it
-        // releases them.
+        // SAFETY: they were posted unsignaled before this request on the same send queue, and only
+        // it releases them.
         unsafe { release_chain(header.as_ptr(), sends) };
         return None;
     }
@@ -445,42 +445,42 @@ pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Optio
     if let Some(slot) = unsafe { land(header, sends) } {
         return Some(slot);
     }
-    // One that was posted unsignaled failed, so it completes; the signaled one that was to release
-    // it still does. SAFETY: the caller's promise.
+    // A failed unsignaled send completes too, and has the kind `Unsignaled`; its slot stays in
+    // flight until the next signaled send. SAFETY: the caller's promise.
     let slot = unsafe { land(header, sends.of(Kind::Chained)) }?;
-    // SAFETY: as for one that only releases.
+    // SAFETY: as for a request that only releases.
     unsafe { release_chain(slot.header().before.load(Ordering::Relaxed), sends) };
     Some(slot)
 }
 
-/// Takes the slot with this header out of `flight`, if that is where it is.
+/// Returns the slot with this header, if it is in `flight`, and ends the flight.
 ///
 /// # Safety
-/// `header` is one that a [`Launch`] gave out, its context is alive, and no other thread lands
-/// slots of the same flight meanwhile.
+/// A [`Launch`] had `header`, its context is alive, and no other thread lands slots of the same
+/// flight meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn land(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
     // SAFETY: the caller's promise.
     unsafe { land_id(header.as_ptr().expose_provenance() as u64, flight) }
 }
 
-/// As [`land`], where several threads may land slots of the flight: pollers of different completion
+/// As [`land`], for flights whose slots several threads may land: pollers of different completion
 /// queues.
 ///
 /// # Safety
-/// `header` is one that a [`Launch`] gave out, and its context is alive.
+/// A [`Launch`] had `header`, and its context is alive.
 #[inline(always)]
 pub(crate) unsafe fn land_shared(header: NonNull<Header>, flight: Flight) -> Option<Slot> {
     // SAFETY: headers live as long as their context.
     let slot = unsafe { header.as_ref() };
     let (relaxed, held) = (Ordering::Relaxed, 0);
     slot.flight.compare_exchange(flight.0, held, relaxed, relaxed).ok()?;
-    // It was in flight, so no code has it.
+    // It was in flight, so no other code owns it.
     Some(Slot(header))
 }
 
-/// Gives back the slots that were posted unsignaled on a send queue, from `header` back to the
-/// first.
+/// Gives back a chain of slots that were posted unsignaled on a send queue, from `header` back to
+/// the first.
 ///
 /// # Safety
 /// As for [`land`].
@@ -493,8 +493,7 @@ unsafe fn release_chain(mut header: *mut Header, sends: Flight) {
     }
 }
 
-/// Gives back a slot, and everything that was posted unsignaled before it, if it is in flight on
-/// this queue.
+/// Gives back a slot and the unsignaled ones before it, if it is in flight on this queue.
 ///
 /// # Safety
 /// As for [`land`], for all flights of the queue.
@@ -504,9 +503,9 @@ pub(crate) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
     if !flight.is_on(serial) {
         return;
     }
-    // By an exchange: a completion that a lying device writes into a queue which the slot never
-    // belonged to may be taken by a poller there at the same time.
-    // SAFETY: the caller promises that a launch gave the header out, and that its context lives.
+    // By an exchange: a faulty device may have written a completion of this slot to another
+    // completion queue, which another thread polls at the same time. SAFETY: the caller promises
+    // that a launch had the header, and that its context is alive.
     let Some(slot) = (unsafe { land_shared(header, flight) }) else { return };
     if flight.has_chain() {
         // SAFETY: the caller's promise.
@@ -514,14 +513,14 @@ pub(crate) unsafe fn release_all(header: NonNull<Header>, serial: Serial) {
     }
 }
 
-/// The headers of a slab's slots. They outlive the slab and are used again by later ones of the
-/// same size, so that a completion that names an old request meets a header in any case.
+/// The headers of a slab's slots. They outlive the slab, and later slabs with the same number of
+/// slots reuse them, so that the id in a completion is always the address of a header.
 #[derive(Debug)]
 pub(crate) struct Headers(Arc<[Header]>);
 
 impl Headers {
-    /// Headers for `count` slots of a slab of `context`. `None` in a forked child that finds them
-    /// locked.
+    /// Headers for `count` slots of a slab of `context`. `None` in a forked child if the lock was
+    /// held at the fork.
     pub(crate) fn allocate(context: &Context, count: u32) -> Option<Arc<[Header]>> {
         let kept = &context.inner().kept;
         let is_unused = |headers: &Self| Arc::strong_count(&headers.0) == 1;
@@ -530,16 +529,16 @@ impl Headers {
     }
 }
 
-/// A queue pair or shared receive queue that is gone, and the slots that were in flight on it. They
-/// go back once its completion queues have passed everything that was in them, or are gone
-/// themselves.
+/// A destroyed queue pair or shared receive queue, or one that was reset, and the slots that were
+/// in flight on it. They are released after its completion queues were polled past their
+/// completions, or destroyed.
 #[derive(Debug)]
 pub(crate) struct Abandoned {
     handle: Option<QueueHandle>,
-    /// Ids of requests of a queue pair. Receives of a shared queue are looked up when they are
-    /// released: until then queue pairs may go on to consume them.
+    /// Ids of requests of a queue pair. Receives of a shared queue are found when they are
+    /// released, because queue pairs may still consume some.
     ids: Vec<u64>,
-    /// Sends of a queue pair that no signaled one follows.
+    /// Unsignaled sends of a queue pair after its last signaled one.
     pending: Chain,
     serial: Serial,
 }
@@ -570,10 +569,10 @@ impl Deferred for Abandoned {
             .for_each(|handle| handle.state().for_each_shared_receive(|id| ids.push(id)));
         let headers = self.ids.iter().filter_map(|id| header_of(*id));
         for header in headers.chain(NonNull::new(self.pending.0)) {
-            // SAFETY: the caller of a release holds the context, whose headers these are: ids of
-            // safe queues lead to no others. They were launched on this queue, which is destroyed
-            // or was reset; its completion queues have been polled past it, so no other thread
-            // lands them. Those that completed before are not in flight on it any more.
+            // SAFETY: the caller of a release holds the context of these headers: ids of safe
+            // queues name no others. They were launched on this queue, which was destroyed or
+            // reset; its completion queues have been polled past it, so no other thread lands them.
+            // Slots that have completed are no longer in flight on it.
             unsafe { release_all(header, self.serial) };
         }
     }

@@ -2,7 +2,7 @@ use super::super::flight::SERIAL_SHIFT;
 use super::*;
 use crate::Slab;
 
-/// The flights in which completions of sends and of receives look for slots.
+/// The flights that completions of sends and of receives carry.
 fn completed(queue: Serial, cq: u32) -> [Flight; 2] {
     queue.side_contexts([CqBits::of(cq); 2]).map(Flight::of_completion)
 }
