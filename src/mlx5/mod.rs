@@ -1,4 +1,4 @@
-//! What only mlx5 has: the driver's number, doorbell registers and records, sizes of queues. A
+//! The mlx5-specific parts: the driver's number, doorbell registers and records, sizes of queues. A
 //! second provider would be a sibling of this folder.
 
 pub(crate) mod queues;
@@ -8,10 +8,10 @@ pub(crate) mod uar;
 
 use uverbs_uapi::enums::DriverId;
 
-/// The driver that every command names, so that the kernel can check the driver data in it.
+/// The driver id in every command, by which the kernel checks the driver data.
 pub(crate) const DRIVER: DriverId = DriverId::MLX5;
 
-/// Place and size of a ring.
+/// Address and size of a ring.
 #[derive(Debug, Clone, Copy)]
 pub struct RingLayout {
     /// Its first byte.

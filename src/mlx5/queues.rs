@@ -1,5 +1,5 @@
-//! The provider's queues on memory of this process. Each is kept together with its memory, which
-//! is freed after it.
+//! The provider's queues on memory of this process. Each queue is kept together with its memory,
+//! which is freed after it.
 //!
 //! No other code makes [`DmaMemory`], [`DoorbellWord`]s or registers, so the proofs that the memory
 //! outlives its queue, and that only one queue uses it, are in this file.
@@ -24,11 +24,11 @@ use super::uar::{Register, Uars};
 use crate::error::{Error, Result};
 use crate::host::buffer::Buffer;
 
-/// A queue with its memory. The queue is never swapped with another one: only this crate has
-/// `&mut` to it, and the raw layer's functions that lend it are `unsafe` for that reason.
+/// A queue with its memory. The queue is never swapped with another one: only this crate has `&mut`
+/// to it, and the functions of the raw layer that return a `&mut` are `unsafe` for that reason.
 #[derive(Debug)]
 pub(crate) struct Anchored<Q, M> {
-    // Declared before `memory`: the queue goes first.
+    // Declared before `memory`, so that it is dropped first.
     pub(crate) queue: Q,
     memory: M,
 }
@@ -79,8 +79,7 @@ impl RingMemory {
         self.rings.len()
     }
 
-    /// Creates the queues of these rings with `make`, and keeps them together with `also` and the
-    /// rings.
+    /// Creates the queues of these rings with `make`. The result keeps the rings and `also`.
     ///
     /// # Errors
     /// Those of `make`; `InvalidInput` if the rings already have queues.
@@ -95,8 +94,9 @@ impl RingMemory {
         }
         // SAFETY: whole pages or a span that the program gave to the library, and a record of two
         // words (64 bytes). Both live as long as this value, which is kept with the queues. This is
-        // the only time that they are given out, and this type touches neither. Owners close and
-        // drop handles only after the kernel's success (`keep` of `qp/core.rs`, `srq/mod.rs`).
+        // the only time that they are given out, and this type does not access them. Owners close
+        // and drop handles only after the kernel has destroyed the object (`keep` of `qp/core.rs`,
+        // `srq/mod.rs`).
         let (memory, words) = unsafe {
             let start = NonNull::new_unchecked(self.rings.as_ptr());
             let record = NonNull::new_unchecked(self.record.as_ptr());
@@ -116,9 +116,9 @@ pub(crate) struct CqRing {
 
 impl CqRing {
     /// # Safety
-    /// The ring outlives the queue that is made of the result, and is used by no other.
+    /// The ring outlives the queue that is made of the result, and no other queue uses it.
     unsafe fn dma(&self) -> DmaMemory {
-        // SAFETY: whole pages of our own; the rest is the caller's promise.
+        // SAFETY: whole pages that this value owns; the rest is the caller's promise.
         unsafe { DmaMemory::new(NonNull::new_unchecked(self.memory.as_ptr()), self.memory.len()) }
     }
 }
@@ -135,7 +135,7 @@ struct CqRings {
     /// The ring in use is the last one. Rings before it were left by a resize and may still be
     /// polled.
     used: Vec<CqRing>,
-    /// Rings of failed resizes: the device might still move to one.
+    /// Rings of failed resizes, to which the device may still move.
     failed: Vec<CqRing>,
     has_poller: bool,
 }
@@ -150,7 +150,7 @@ impl CqMemory {
         self.record.address()
     }
 
-    /// Shows `look` the ring that the device uses.
+    /// Calls `look` with the ring that the device uses.
     pub(crate) fn ring<A>(&self, look: impl FnOnce(&CqRing) -> A) -> Option<A> {
         self.rings().used.last().map(look)
     }
@@ -160,11 +160,11 @@ impl CqMemory {
     }
 }
 
-/// The polling side of a completion queue.
+/// The provider's completion queue, with its memory.
 pub(crate) type Poller = Anchored<CompletionQueue, (Arc<CqMemory>, Arc<Uars>)>;
 
 impl Poller {
-    /// The poller of a ring; `table` has the queues that complete here.
+    /// Makes the poller of a ring. `table` has the queues that complete here.
     pub(crate) fn new(
         memory: Arc<CqMemory>,
         uars: &Arc<Uars>,
@@ -178,7 +178,7 @@ impl Poller {
         }
         let Some(ring) = rings.used.last() else { return Err(QueueError::BadMemory) };
         // SAFETY: ring, record and the arm register's page are kept with the queue. This is the
-        // only time that they are given out, and this type touches neither.
+        // only time that they are given out, and this type does not access them.
         let (dma, doorbell, arm) = unsafe {
             let record = NonNull::new_unchecked(memory.record.as_ptr());
             let arm = NonNull::new_unchecked(uars.arm_address());
@@ -235,17 +235,18 @@ pub(crate) struct Doorbell<R> {
 }
 
 impl Doorbell<BlueFlame> {
-    /// The register for one send queue. Several may have one that takes 8-byte doorbells only.
+    /// The register for one send queue. Several queues may share a register for 8-byte doorbells
+    /// only.
     ///
     /// # Errors
-    /// `InvalidInput` if another queue has it.
+    /// `InvalidInput` if another queue has the register.
     pub(crate) fn of(verb: &'static str, page: Arc<Register>) -> Result<Self> {
         let (address, half) = page.claim().ok_or_else(|| {
             Error::invalid(verb, "another queue pair has the doorbell register already")
         })?;
-        // SAFETY: the register is in its page, aligned to its size
-        // (`check_registers`), and the page is mapped as long as `page`, which is kept with the
-        // queue. `claim` gives a register with BlueFlame halves out once.
+        // SAFETY: the register is in its page, aligned to its size (`check_registers`), and the
+        // page is mapped as long as `page`, which is kept with the queue. `claim` returns a
+        // register with BlueFlame halves only once.
         let register = unsafe { BlueFlame::new(NonNull::new_unchecked(address), half) };
         Ok(Self { register, page })
     }

@@ -1,4 +1,4 @@
-//! Doorbell records: eight bytes per queue that software writes and the device reads.
+//! Doorbell records: eight bytes per queue that the library writes and the device reads.
 
 use std::io;
 use std::sync::Arc;
@@ -8,29 +8,31 @@ use crate::host::buffer::Buffer;
 use crate::host::fork::Lock;
 use crate::host::queue_memory::{self, QueueMemory, QueueUse};
 
-/// Records are a cache line apart, so that queues of different threads do not share one.
+/// Bytes from one record to the next: a cache line, so that queues of different threads do not
+/// share one.
 const STRIDE: usize = 64;
 
-/// The doorbell records of a context. The kernel pins the page of a record once, however many
-/// queues have theirs in it.
+/// The doorbell records of a context. Records share pages; the kernel pins a page once, however
+/// many of its records are in use.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Records(Arc<Lock<Vec<Free>>>);
 
-/// A record that no queue has: its page, and where it is there.
+/// A free record: its page and its byte offset in the page.
 type Free = (Arc<Buffer>, usize);
 
-/// One record, zero at first; goes back to its page when dropped.
+/// One record, initially zero; dropping it frees it in its page.
 #[derive(Debug)]
 pub(crate) struct Record {
     memory: Arc<Buffer>,
     offset: usize,
-    /// Whether it is in a page of the context's.
+    /// Whether it is in one of the context's pages.
     is_shared: bool,
     records: Records,
 }
 
 impl Records {
-    /// A record in memory of the program's own, or else in a page of the context's.
+    /// A record in memory from the program's allocator if there is one, otherwise in one of the
+    /// context's pages.
     pub(crate) fn allocate(
         &self,
         verb: &'static str,
@@ -80,7 +82,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let Some(mut free) = self.records.0.lock() else { return };
-        // A record in memory of the program's own goes back to the program.
+        // Memory from the program's allocator is freed when `memory` is dropped.
         if self.is_shared {
             free.push((self.memory.clone(), self.offset));
         }

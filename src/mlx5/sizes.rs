@@ -1,12 +1,12 @@
-//! The sizes of queues: what `uverbs_mlx5::size` makes of the device's limits.
+//! The device's limits, as `uverbs_mlx5::size` takes them.
 
 use uverbs_mlx5::size::{DeviceLimits, SizeError};
 use uverbs_uapi::mlx5::context::AllocUcontextResp;
 
 use crate::error::Error;
 
-/// What the device can do, from what its driver said when it was opened. `max_qp_wr` and `max_cqe`
-/// are of its attributes.
+/// The device's limits, from the driver's answer at open and the attributes `max_qp_wr` and
+/// `max_cqe`.
 pub(crate) fn limits(driver: &AllocUcontextResp, max_qp_wr: u32, max_cqe: u32) -> DeviceLimits {
     DeviceLimits {
         requests: max_qp_wr,
@@ -15,12 +15,12 @@ pub(crate) fn limits(driver: &AllocUcontextResp, max_qp_wr: u32, max_cqe: u32) -
         send_wqebbs: driver.max_send_wqebb,
         recv_wqes: driver.max_recv_wr,
         srq_wqes: driver.max_srq_recv_wr,
-        // One entry of the ring always stays free, and is not counted by the kernel.
+        // One entry of the ring always stays free; the kernel does not count it.
         cqes: max_cqe.saturating_add(1),
     }
 }
 
-/// The error of a verb that asked for too much.
+/// The error of a verb for a size beyond the limits.
 pub(crate) fn refused(verb: &'static str, error: SizeError, asked: String) -> Error {
     Error::invalid(verb, error.to_string()).asked(asked)
 }

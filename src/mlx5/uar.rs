@@ -1,10 +1,10 @@
-//! Doorbell registers: which page of the device a queue rings.
+//! Doorbell registers, in the device's UAR pages (user access regions).
 //!
-//! Every queue pair gets a BlueFlame register of its own unless the program shares one on purpose.
-//! Kernels since 5.7 allocate UAR pages as objects; older ones hand out a fixed set at open, and
-//! choose the register themselves, possibly one for several queues. On those, and where the machine
-//! has no write combining, queues ring by 8-byte doorbells only, which need no lock, and never copy
-//! WQEs.
+//! Every queue pair gets its own BlueFlame register unless the program shares one in a thread
+//! domain. Kernels since 5.7 allocate UAR pages as objects. Older kernels assign a fixed set at
+//! open and choose the register themselves, possibly one for several queues. On those kernels, and
+//! on machines without write combining, queues ring only 8-byte doorbells, which need no lock, and
+//! never copy WQEs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,12 +26,13 @@ use crate::host::fork::{self, Lock};
 use crate::host::system::{Inherited, Listed, Mapping};
 
 const VERB: &str = "alloc_uar";
-/// Registers of a UAR that queues may use, and all of them.
+/// Registers per UAR that queues may use.
 const USABLE: u32 = BLUEFLAME_REGISTERS_PER_UAR as u32;
+/// All registers per UAR.
 const PER_UAR: u32 = ALL_BLUEFLAME_REGISTERS_PER_UAR as u32;
 
 /// The doorbell pages of a context. They stay mapped as long as the context lives, so that a queue
-/// may ring at any time, also after the device is gone.
+/// may ring at any time, even after the device was removed.
 #[derive(Debug)]
 pub(crate) struct Uars {
     commands: Arc<Commands>,
@@ -42,30 +43,30 @@ pub(crate) struct Uars {
 
 #[derive(Debug)]
 enum Kind {
-    /// Pages are objects. These are the registers that no queue has.
+    /// Pages are objects of the kernel. The list has the free registers.
     Dynamic(Lock<Vec<Location>>),
-    /// Pages were fixed at open; the kernel chooses registers.
+    /// Pages were assigned at open; the kernel chooses registers.
     Static { pages: Vec<Arc<Mapping>>, uars_per_page: u32, page_size: usize },
 }
 
-/// Where a register is.
+/// The location of a register.
 #[derive(Debug, Clone)]
 struct Location {
     mapping: Arc<Mapping>,
     page_id: u32,
     index: u32,
-    /// Bytes per half, 0 where it takes doorbells only.
+    /// Bytes per half; 0 if it takes only 8-byte doorbells.
     half: u32,
 }
 
-/// The page that completion queues are armed through. Some kernels want its id.
+/// The page with the register that arms completion queues. Kernels with dynamic UARs need its id.
 #[derive(Debug)]
 struct ArmPage {
     page: Page,
     is_named: bool,
 }
 
-/// A page of doorbell registers. One that was allocated is freed when this is dropped.
+/// A page of doorbell registers. Dropping it frees the page, if `owner` is set.
 #[derive(Debug)]
 pub(crate) struct Page {
     mapping: Arc<Mapping>,
@@ -74,13 +75,13 @@ pub(crate) struct Page {
     owner: Option<(Arc<Commands>, u32)>,
 }
 
-/// A register that one queue (or one group of queues that share it) owns until this is dropped.
+/// A register, owned by one queue or by a thread domain; dropping it frees the register.
 #[derive(Debug)]
 pub(crate) struct Register {
     uars: Arc<Uars>,
     location: Location,
     is_claimed: AtomicBool,
-    /// The lock of queues that share the register.
+    /// For forked children: the lock of the queues that share the register.
     disowned: OnceLock<Listed<SharedBlueFlame>>,
 }
 
@@ -115,13 +116,13 @@ impl Uars {
         Ok(Self { commands, register_bytes: limits.bf_reg_size, arming, kind })
     }
 
-    /// Whether the kernel takes the page that a queue rings as a parameter.
+    /// Whether pages are objects of the kernel.
     pub(crate) fn is_dynamic(&self) -> bool {
         matches!(self.kind, Kind::Dynamic(_))
     }
 
-    /// Whether the machine combines writes to registers, as BlueFlame needs: the kernel has tested
-    /// it, and says so when it is asked for such a page.
+    /// Whether the machine combines writes to registers, as BlueFlame needs. The kernel has tested
+    /// it, and refuses BlueFlame pages if not.
     pub(crate) fn combines_writes(&self) -> Result<bool> {
         if !self.is_dynamic() {
             return Ok(self.register_bytes > 0);
@@ -138,7 +139,7 @@ impl Uars {
         self.arm_page().wrapping_add(CQ_ARM_OFFSET).cast()
     }
 
-    /// Address of the page that completion queues are armed through.
+    /// Address of the page with the register that arms completion queues.
     pub(crate) fn arm_page(&self) -> *mut u8 {
         self.arming.page.as_ptr()
     }
@@ -148,12 +149,12 @@ impl Uars {
         self.arming.is_named.then_some(self.arming.page.id)
     }
 
-    /// The page that completion queues are armed through.
+    /// The page with the register that arms completion queues.
     pub(crate) fn arming(&self) -> &Page {
         &self.arming.page
     }
 
-    /// A register for one queue; `None` where the kernel chooses (see [`Uars::chosen`]).
+    /// A register for one queue; `None` if the kernel chooses (see [`Uars::chosen`]).
     pub(crate) fn dedicated(self: &Arc<Self>) -> Result<Option<Register>> {
         let Kind::Dynamic(free) = &self.kind else { return Ok(None) };
         let mut free = free.lock().ok_or_else(|| fork::forked(VERB))?;
@@ -165,9 +166,9 @@ impl Uars {
         Ok(Some(self.register(location)))
     }
 
-    /// The first register of a new page. It is a page of BlueFlame registers, or of plain doorbells
-    /// where the machine has no write combining, as many virtual machines (the kernel tests that
-    /// once and refuses BlueFlame pages with EOPNOTSUPP).
+    /// The first register of a new page: of BlueFlame registers, or of plain doorbells if the
+    /// machine has no write combining, like many virtual machines. (The kernel tests this once, and
+    /// then refuses BlueFlame pages with EOPNOTSUPP.)
     fn new_page(&self) -> Result<Location> {
         let (page, half) = match Page::allocate(&self.commands, UarAllocType::BF) {
             Ok(page) => (page, self.register_bytes / 2),
@@ -211,7 +212,7 @@ impl Uars {
 }
 
 impl Register {
-    /// Frees the lock of `shared`, which is this register, in forked children.
+    /// Lets forked children free the lock of `shared`, which is this register.
     pub(crate) fn disown_in_children(&self, shared: &SharedBlueFlame) {
         self.disowned.get_or_init(|| Listed::new(Arc::new([shared.clone()])));
     }
@@ -221,15 +222,15 @@ impl Register {
         self.location.page_id
     }
 
-    /// Address of the register, and bytes per half: 0 where it takes doorbells only.
+    /// Address of the register, and bytes per half: 0 if it takes only 8-byte doorbells.
     pub(crate) fn address(&self) -> (*mut u8, u32) {
         let Location { mapping, index, half, .. } = &self.location;
         let offset = BLUEFLAME_OFFSET + *index as usize * self.uars.register_bytes as usize;
         (mapping.as_ptr().wrapping_add(offset), *half)
     }
 
-    /// Address of the register and bytes per half, for [`Doorbell`](super::queues::Doorbell): once,
-    /// if it has halves.
+    /// As [`address`](Self::address), for [`Doorbell`](super::queues::Doorbell). A register with
+    /// halves is returned only once.
     pub(super) fn claim(&self) -> Option<(*mut u8, u32)> {
         if self.is_claimed.swap(true, Ordering::Relaxed) && self.location.half != 0 {
             return None;
@@ -274,7 +275,7 @@ impl Page {
         Ok(Self { mapping: Arc::new(mapping), id, offset, owner })
     }
 
-    /// The same page, which is not freed before the context is closed.
+    /// Leaves the page to the kernel, which frees it when the context is closed.
     fn until_close(mut self) -> Self {
         self.owner = None;
         self
@@ -311,8 +312,7 @@ fn map(commands: &Commands, length: u32, offset: u64) -> Result<Mapping> {
     commands.mmap(VERB, length as usize, Access::Write, offset)
 }
 
-/// Frees a page that could not be used or is no longer used. If that fails, the page stays until
-/// the context is closed.
+/// Frees a page. If that fails, the page stays until the context is closed.
 fn free(commands: &Commands, handle: u32) {
     let freed = commands.destroy_handle("destroy_uar", uar::destroy::HANDLE, handle);
     if let Err(error) = freed {
