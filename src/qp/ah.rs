@@ -1,4 +1,4 @@
-//! Address handles: where a datagram goes.
+//! Address handles: destinations of datagrams.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ const FIRST_SOURCE_PORT: u16 = 0xc000;
 /// Bytes that a global routing header takes at the start of a datagram's receive buffer.
 pub const GRH_BYTES: usize = RoutingHeader::BYTES;
 
-/// A place that datagrams can be sent to.
+/// A destination of datagrams.
 ///
-/// Clones are handles to the same address handle.
+/// Clones share one object of the kernel.
 ///
 /// ```no_run
 /// # use uverbs::{Endpoint, ProtectionDomain, QueuePair, Slot, op, qp_type::Ud};
@@ -45,19 +45,18 @@ pub struct AddressHandle {
 
 #[derive(Debug)]
 struct Inner {
-    /// InfiniBand needs no object of the kernel's: the address goes into the request as it is.
+    /// On InfiniBand there is no object of the kernel: the address is written into each request.
     object: Object<ProtectionDomain>,
     vector: WireVector,
 }
 
 const KIND: Kind = object_kind!("destroy_ah", "address handle", destroy::HANDLE);
 
-/// An address handle with the remote queue pair filled in, as requests carry it: 48 bytes without a
-/// pointer, to be kept beside the queue pair. It stays usable while its [`AddressHandle`] lives; a
-/// device may refuse it afterwards.
+/// The address in the form of a request, remote queue pair included: 48 bytes without a pointer. It
+/// is valid while its [`AddressHandle`] lives; a device may refuse it afterwards.
 pub type DatagramAddress = WireVector;
 
-/// An address handle with a DC target filled in: as [`DatagramAddress`], for
+/// As [`DatagramAddress`], with a DC target instead of a queue pair: for
 /// [`DcTarget`](crate::qp::DcTarget).
 pub type DcAddress = WireVector;
 
@@ -66,7 +65,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// `InvalidInput` for a RoCE address without a global route; ETIMEDOUT if no neighbour answers
-    /// within a second, ENETUNREACH without a route, EINVAL if only one of both GIDs is an IPv4
+    /// within a second, ENETUNREACH without a route, EINVAL if only one of the two GIDs is an IPv4
     /// address.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, address: &AddressVector) -> Result<AddressHandle> {
@@ -89,8 +88,8 @@ impl ProtectionDomain {
         Ok(AddressHandle { inner: Arc::new(inner) })
     }
 
-    /// Makes an address handle that answers a received datagram (ibv_create_ah_from_wc): `grh` is
-    /// the first 40 bytes of its buffer.
+    /// Makes an address handle for the sender of a received datagram (ibv_create_ah_from_wc). `grh`
+    /// is the first 40 bytes of its buffer.
     ///
     /// # Errors
     /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are not a routing header.
@@ -129,8 +128,9 @@ impl ProtectionDomain {
     }
 }
 
-/// The GID that a datagram was sent to. No port has a group's: then the first one of the sender's
-/// family, because the kernel resolves no address between families.
+/// The GID that a datagram was sent to. If that is a multicast group, no port has it: then the
+/// first GID of the sender's address family, because the kernel resolves no address of another
+/// family.
 fn answering<'t>(table: &'t [GidEntry], header: &RoutingHeader) -> Option<&'t GidEntry> {
     let mut fitting = table.iter().filter(|own| (own.kind == GidKind::RoceV2) == header.is_udp);
     let is_ipv4 = Gid(header.source).ipv4().is_some();
@@ -180,7 +180,7 @@ pub(crate) fn unanswered(error: Error, destination: Gid) -> Error {
     )
 }
 
-/// The address as the device wants it in each request (as libmlx5's `mlx5_create_ah` fills it in).
+/// The address as requests carry it (as in libmlx5's `mlx5_create_ah`).
 fn wire_vector(
     pd: &ProtectionDomain,
     link: LinkLayer,
@@ -201,7 +201,7 @@ fn wire_vector(
         vector.remote_lid_udp_port = U16::new(address.lid);
     }
     if let Some(route) = &address.global {
-        // RoCE packets always have the header; the bit is reserved there.
+        // RoCE packets always have a GRH, so the bit is reserved.
         let grh = if ethernet { 0 } else { WireVector::GRH };
         let index = u32::from(route.source_index) << 20;
         vector.grh_gid_flow = U32::new(grh | index | route.flow_label & 0xf_ffff);
@@ -212,8 +212,8 @@ fn wire_vector(
     Ok(vector)
 }
 
-/// The UDP source port of RoCE v2, from the flow label so that flows spread over paths; 0 for RoCE
-/// v1.
+/// The UDP source port of RoCE v2, derived from the flow label so that flows spread over paths; 0
+/// for RoCE v1.
 fn source_port(pd: &ProtectionDomain, port: u8, route: &GlobalRoute) -> Result<u16> {
     let table = pd.context().gid_table(port)?;
     let index = u32::from(route.source_index);
@@ -224,14 +224,14 @@ fn source_port(pd: &ProtectionDomain, port: u8, route: &GlobalRoute) -> Result<u
     })
 }
 
-/// As the kernel and libibverbs do it: the upper six bits folded into the lower fourteen.
+/// As in the kernel and libibverbs: XOR of the upper six bits and the lower fourteen.
 fn flow_label_to_source_port(flow_label: u32) -> u16 {
     let folded = (flow_label & 0x3fff) ^ (flow_label >> 14 & 0x3f);
     folded as u16 | FIRST_SOURCE_PORT
 }
 
-/// The verbs code of a static rate as mlx5's: rates that it does not have become the next higher
-/// one, or unlimited (as libmlx5's `ib_to_mlx5_rate_table`).
+/// Converts the verbs' code of a static rate to mlx5's. A rate that mlx5 does not have becomes the
+/// next higher one, or unlimited (as in libmlx5's `ib_to_mlx5_rate_table`).
 fn device_rate(rate: u8) -> u8 {
     match rate {
         2..=10 => rate + 5,
@@ -244,9 +244,9 @@ fn device_rate(rate: u8) -> u8 {
 }
 
 impl AddressHandle {
-    /// The address with a queue pair at the other end: what a request wants.
+    /// The address of a remote queue pair, for requests.
     ///
-    /// A Q_Key with its top bit set means the sending queue pair's own.
+    /// If the top bit of `qkey` is set, the sending queue pair's own Q_Key is used.
     pub fn datagram(&self, remote_qpn: u32, qkey: u32) -> DatagramAddress {
         self.inner.vector.for_datagram(remote_qpn, qkey)
     }
@@ -256,8 +256,7 @@ impl AddressHandle {
         self.datagram(peer.qpn, peer.qkey)
     }
 
-    /// The address with a DC target at the other end: what a request of an initiator wants
-    /// (`mlx5dv_wr_set_dc_addr`).
+    /// The address of a DC target, for requests of initiators (`mlx5dv_wr_set_dc_addr`).
     #[doc(alias = "mlx5dv_wr_set_dc_addr")]
     pub fn dc_target(&self, number: u32, access_key: u64) -> DcAddress {
         self.inner.vector.for_dc(number, access_key)
@@ -276,7 +275,7 @@ impl AddressHandle {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while other handles exist; errors of the kernel. It is returned unchanged.
+    /// `Busy` while clones exist; errors of the kernel. The handle is returned unchanged.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let destroy = |inner: &mut Inner| inner.object.destroy();

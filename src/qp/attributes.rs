@@ -1,4 +1,4 @@
-//! The attributes of a queue pair, for changing and for asking.
+//! The attributes of a queue pair, for modify and query.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use crate::device::address::{AddressVector, Mtu};
 
 pub use uverbs_uapi::flags::{AccessFlags, QpAttrMask};
 
-/// How long the requester waits for an acknowledgement before it sends again: 4.096 µs × 2^code, or
-/// up to four times as long. The software device takes the shortest time first.
+/// How long the requester waits for an acknowledgement before it retransmits: between 4.096 µs ×
+/// 2^code and four times that. The software device starts with the shortest time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AckTimeout(u8);
 
@@ -23,7 +23,7 @@ impl AckTimeout {
         Self(code & 31)
     }
 
-    /// The shortest time-out that is not below `duration` (at most about 2.4 hours).
+    /// The shortest timeout that is at least `duration` (at most about 2.4 hours).
     pub fn at_least(duration: Duration) -> Self {
         let units = duration.as_nanos().div_ceil(4096);
         let code = units.max(2).next_power_of_two().trailing_zeros();
@@ -35,7 +35,7 @@ impl AckTimeout {
         self.0
     }
 
-    /// The time, `None` for ever.
+    /// The shortest wait; `None` if infinite.
     pub fn duration(self) -> Option<Duration> {
         (self.0 != 0).then(|| Duration::from_nanos(4096 << self.0))
     }
@@ -45,7 +45,7 @@ impl AckTimeout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RnrTimer(u8);
 
-/// Hundredths of a millisecond by code; code 0 is the longest.
+/// Times by code, in units of 10 µs; code 0 is the longest.
 const RNR_TIMES: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -60,7 +60,7 @@ impl RnrTimer {
         Self(code & 31)
     }
 
-    /// The shortest timer that is not below `duration` (at most 655.36 ms).
+    /// The shortest timer that is at least `duration` (at most 655.36 ms).
     pub fn at_least(duration: Duration) -> Self {
         let wanted = duration.as_nanos().div_ceil(10_000);
         let fits = (1..32u8).find(|code| u128::from(RNR_TIMES[usize::from(*code)]) >= wanted);
@@ -72,7 +72,7 @@ impl RnrTimer {
         self.0
     }
 
-    /// The time.
+    /// The time that the code means.
     pub fn duration(self) -> Duration {
         Duration::from_micros(u64::from(RNR_TIMES[usize::from(self.0)]) * 10)
     }
@@ -83,18 +83,18 @@ impl RnrTimer {
 pub enum MigrationState {
     /// The alternate path has become the primary one, or none is loaded.
     Migrated,
-    /// Load the alternate path.
+    /// The device shall load the alternate path.
     Rearm,
-    /// Ready to migrate.
+    /// The alternate path is loaded.
     Armed,
 }
 
 /// An alternate path for automatic path migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AlternatePath {
-    /// Where to.
+    /// The address of the alternate path.
     pub address: AddressVector,
-    /// Partition.
+    /// Index into the port's partition table.
     pub pkey_index: u16,
     /// Local ACK timeout on that path.
     pub timeout: AckTimeout,
@@ -151,7 +151,7 @@ macro_rules! setters {
                 self
             })*
 
-            /// Which attributes are given.
+            /// The attributes that are set.
             pub fn mask(&self) -> QpAttrMask {
                 let mut mask = QpAttrMask::empty();
                 mask.set(QpAttrMask::STATE, self.state.is_some());
@@ -163,11 +163,11 @@ macro_rules! setters {
 }
 
 setters! {
-    /// The state that the queue pair is assumed to be in, where the device may have moved it.
+    /// The state that the queue pair is assumed to be in: the device may have changed it.
     current_state: State, CUR_STATE;
     /// With a change to [`State::Sqd`]: report the end of draining by an event.
     drained_notify: bool, EN_SQD_ASYNC_NOTIFY;
-    /// What remote operations may do through this queue pair.
+    /// What peers may do through this queue pair.
     access: AccessFlags, ACCESS_FLAGS;
     /// Index into the port's partition table.
     pkey_index: u16, PKEY_INDEX;
@@ -177,25 +177,25 @@ setters! {
     qkey: u32, QKEY;
     /// The primary path.
     address: AddressVector, AV;
-    /// Payload bytes per packet.
+    /// Largest payload per packet.
     path_mtu: Mtu, PATH_MTU;
     /// Local ACK timeout.
     timeout: AckTimeout, TIMEOUT;
-    /// How often a request is sent again after a time-out, 0 to 7.
+    /// Retransmissions after a timeout, 0 to 7.
     retry_count: u8, RETRY_CNT;
-    /// How often after a receiver-not-ready NAK, 0 to 7; 7 is for ever.
+    /// Retransmissions after a receiver-not-ready NAK, 0 to 7; 7 is unlimited.
     rnr_retry: u8, RNR_RETRY;
     /// First PSN expected from the peer, 24 bits.
     receive_psn: u32, RQ_PSN;
-    /// READs and atomics in flight at a time (`max_rd_atomic`).
+    /// Outstanding READs and atomics of this end (`max_rd_atomic`).
     max_initiator_reads: u8, MAX_QP_RD_ATOMIC;
     /// Path for automatic migration.
     alternate_path: AlternatePath, ALT_PATH;
-    /// How long the peer shall wait when no receive is posted here.
+    /// How long the peer has to wait before a retry when no receive is posted here.
     min_rnr_timer: RnrTimer, MIN_RNR_TIMER;
     /// First PSN sent, 24 bits.
     send_psn: u32, SQ_PSN;
-    /// READs and atomics accepted at a time (`max_dest_rd_atomic`).
+    /// Outstanding READs and atomics of the peer (`max_dest_rd_atomic`).
     max_responder_reads: u8, MAX_DEST_RD_ATOMIC;
     /// Path migration state.
     migration_state: MigrationState, PATH_MIG_STATE;

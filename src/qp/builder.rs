@@ -36,14 +36,14 @@ use crate::mlx5::uar::Register;
 use crate::srq::SrqHandle;
 
 const VERB: &str = "create_qp";
-/// The device's page.
+/// Page size of the device, in bytes.
 const PAGE: usize = 4096;
 
-/// Makes a queue pair of kind `T`: from [`ProtectionDomain::create_qp`].
+/// Makes a queue pair of type `T`: from [`ProtectionDomain::create_qp`].
 ///
-/// The defaults suit a first program: 128 sends and 128 receives of one SGE each, small messages
-/// inline (60 bytes at least), a doorbell register of its own, port 1, the most widely routable
-/// GID, no remote access.
+/// The defaults suit a first program: 128 sends and 128 receives of one SGE each, at least 60 bytes
+/// of inline data, its own doorbell register, port 1, the most widely routable GID, no remote
+/// access.
 ///
 /// ```no_run
 /// use uverbs::{AccessFlags, qp::AckTimeout, qp_type::Rc};
@@ -87,8 +87,8 @@ struct Scatter {
 }
 
 impl ProtectionDomain {
-    /// Starts building a queue pair of kind `T` whose sends complete to `send_cq` and whose
-    /// receives to `receive_cq`, which may be the same.
+    /// Starts building a queue pair of type `T`. Its sends complete to `send_cq` and its receives
+    /// to `receive_cq`, which may be the same.
     ///
     /// ```no_run
     /// use uverbs::qp_type::Rc;
@@ -163,8 +163,8 @@ struct Made<L: Layer> {
 }
 
 impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
-    /// Sends that may be outstanding, 128 by default. The ring may have space for more: that many
-    /// are granted ([`Capacities`]), and the completion queue should hold them.
+    /// Sends that may be outstanding, 128 by default. If the ring has space for more, more are
+    /// granted ([`Capacities`]); the completion queue should hold the granted number.
     pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.wanted.max_send_wr = requests;
         self
@@ -194,10 +194,10 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// Operations that the queue can hold at its full depth, in addition to sends
-    /// (`send_ops_flags`). By default all operations of verbs that the transport has
-    /// ([`Operations::VERBS`]); memory windows are the longest, with 3 blocks of 64 bytes per
-    /// request.
+    /// Operations, in addition to sends, of which the queue can hold `max_send_wr` requests
+    /// (`send_ops_flags`). By default all verbs operations of the transport
+    /// ([`Operations::VERBS`]). Binding a memory window takes the most space: 3 blocks of 64 bytes
+    /// per request.
     pub fn operations(mut self, operations: Operations) -> Self {
         self.operations = operations;
         self
@@ -218,24 +218,23 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
 
     /// The device writes data to memory only, never into a completion.
     ///
-    /// By default a reliable connected queue pair lets the device deliver small receives (up to 32
-    /// bytes, or 64 with CQEs of 128 bytes) inside the completion; the poller copies them to
-    /// memory. With [`signal_all`](Self::signal_all) it does not, because the kernel has one flag
-    /// for both sides then: data of READs and atomics would be delivered that way too
-    /// (`configure_requester_scat_cqe` in the kernel's mlx5_ib).
+    /// By default the device may deliver small receives of an RC queue pair (up to 32 bytes, or 64
+    /// with CQEs of 128 bytes) inside the completion; the poller copies them to memory. With
+    /// [`signal_all`](Self::signal_all) it may not, because then the kernel's flag would also apply
+    /// to READs and atomics (`configure_requester_scat_cqe` in the kernel's mlx5_ib).
     pub fn no_scatter_to_cqe(mut self) -> Self {
         self.scatter = Scatter { receives: false, reads: false };
         self
     }
 
     /// Lets the device deliver the result of a signaled small READ or atomic inside its completion,
-    /// which saves a write to memory. Reliable connected queue pairs only; receives may come that
-    /// way too.
+    /// which saves a write to memory. RC queue pairs only; small receives may be delivered the same
+    /// way.
     ///
     /// **[`PostFlags::FENCE`](crate::qp::PostFlags::FENCE) then no longer orders such a READ or
-    /// atomic before a request that sends its buffer**: the result waits in the completion queue
-    /// until it is polled, and a fenced request sends what memory held before. Poll the completion
-    /// first. The addresses of these requests must be this process's own (see
+    /// atomic before a request that sends its buffer**: the result stays in the completion queue
+    /// until it is polled, and a fenced request sends the old contents of the buffer. Poll the
+    /// completion first. The addresses of these requests must be this process's own (see
     /// [`QueuePair::post_send`]).
     pub fn scatter_reads_to_cqe(mut self) -> Self {
         self.scatter = Scatter { receives: true, reads: true };
@@ -261,42 +260,41 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         self
     }
 
-    /// What peers may do through this queue pair (`qp_access_flags`): nothing by default. A READ, a
-    /// WRITE or an atomic needs the right here, or it fails with
+    /// What peers may do through this queue pair (`qp_access_flags`): nothing by default. A peer's
+    /// READ, WRITE or atomic needs the right both here, else it fails with
     /// [`Status::RemoteInvalidRequest`](crate::cq::Status::RemoteInvalidRequest), and at the memory
-    /// region, or it fails with [`Status::RemoteAccess`](crate::cq::Status::RemoteAccess).
+    /// region, else it fails with [`Status::RemoteAccess`](crate::cq::Status::RemoteAccess).
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.path.access = access;
         self
     }
 
-    /// Largest payload per packet, instead of the port's.
+    /// Path MTU, instead of the port's.
     pub fn mtu(mut self, mtu: Mtu) -> Self {
         self.path.mtu = Some(mtu);
         self
     }
 
-    /// Everything else about the path.
+    /// Changes any other option of the path.
     pub fn path(mut self, change: impl FnOnce(&mut PathOptions)) -> Self {
         change(&mut self.path);
         self
     }
 
-    /// Creates the queue pair in INIT, with a doorbell register of its own. Receives may be posted;
-    /// [`QueuePair::connect`] takes it to RTS.
+    /// Creates the queue pair in INIT, with its own doorbell register. Receives may be posted;
+    /// [`QueuePair::connect`] moves it to RTS.
     ///
     /// # Errors
-    /// `InvalidInput` beyond what the device can; `NotFound` without a usable GID; ENOMEM, with the
-    /// memlock limit where that is the likely reason; ENOMEM of `alloc_uar` where no register is
-    /// left, because a queue pair never shares one unless the program says so
-    /// ([`QpBuilder::build_in`]); other errors of the kernel.
+    /// `InvalidInput` beyond the device's limits; `NotFound` without a usable GID; ENOMEM, with the
+    /// memlock limit if that is the likely reason; ENOMEM of `alloc_uar` if no register is left
+    /// (only [`QpBuilder::build_in`] shares one); other errors of the kernel.
     pub fn build(self) -> Result<QueuePair<T, L>> {
         let mut qp = self.build_in_reset()?;
         qp.to_init()?;
         Ok(qp)
     }
 
-    /// As [`QpBuilder::build`], in RESET, to take every step by hand.
+    /// As [`QpBuilder::build`], but leaves the queue pair in RESET.
     ///
     /// # Errors
     /// As for [`QpBuilder::build`].
@@ -309,8 +307,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         made.finish(Doorbell::of(VERB, page)?)
     }
 
-    /// As [`QpBuilder::build`], ringing the doorbell register of `domain`, which several queue
-    /// pairs share under a spin lock.
+    /// As [`QpBuilder::build`], with the doorbell register of `domain`, which several queue pairs
+    /// share under a spin lock.
     ///
     /// # Errors
     /// As for [`QpBuilder::build`].
@@ -359,7 +357,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         core.memory = Some(memory);
         core.register = register;
         if core.register.is_none() {
-            // The kernel chose it.
+            // The kernel chose the register.
             let chosen = core.context.inner().uars.chosen(created.bfreg)?;
             core.register = Some(Arc::new(chosen));
         }
@@ -372,9 +370,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         Slots::new(serial, &self.pd, [sends, receives], self.signal_all)
     }
 
-    /// The options that apply: only reliable connections have any. The kernel turns a queue pair
-    /// whose requests are all signaled into one that scatters READs as soon as it scatters receives
-    /// (`configure_requester_scat_cqe`).
+    /// The options that apply: only RC has any. If all requests are signaled, the kernel makes a
+    /// queue pair that scatters receives scatter READs too (`configure_requester_scat_cqe`).
     fn scatter(&self) -> Scatter {
         let connected = T::TYPE == QpType::Rc;
         let reads = connected && self.scatter.reads;
@@ -444,8 +441,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         let mut flags = QpFlags::empty();
         let scatter = self.scatter();
         flags.set(QpFlags::SCATTER_CQE, scatter.receives);
-        // Needed only where not all requests are signaled; kernels that are older than the flag
-        // refuse it.
+        // Needed only if not all requests are signaled; older kernels refuse the flag.
         flags.set(QpFlags::ALLOW_SCATTER_CQE, scatter.reads && !self.signal_all);
         flags.set(QpFlags::UAR_PAGE_INDEX, register.is_some());
         flags.set(QpFlags::TYPE_DCI, T::TYPE == QpType::DcInitiator);
@@ -455,7 +451,7 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
             parents: Handles {
                 pd: Some(self.pd.kernel_handle()),
                 send_cq: Some(self.send_cq.kernel_handle()),
-                // The kernel wants one for all other types, whether they receive or not.
+                // The kernel requires one for all other types, even if they do not receive.
                 receive_cq: (T::TYPE != QpType::XrcSend).then_some(self.receive_cq.kernel_handle()),
                 srq: self.srq.as_ref().map(SrqHandle::kernel_handle),
                 ..Handles::default()
@@ -479,8 +475,8 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
         }
     }
 
-    /// Address of the sends of a raw packet queue pair, which for the kernel are a separate queue.
-    /// For other types the kernel assumes that they follow the receives (`set_user_buf_size` of
+    /// Address of the send ring of a raw packet queue pair, which the kernel handles as a separate
+    /// queue; 0 for other types, whose sends follow the receives (`set_user_buf_size` of
     /// drivers/infiniband/hw/mlx5/qp.c).
     fn send_address(&self, rings: &Rings, memory: &RingMemory) -> u64 {
         match T::TYPE {
@@ -501,22 +497,22 @@ impl<T: QueuePairType, L: Layer> QpBuilder<T, L> {
 }
 
 impl<T: QueuePairType> QpBuilder<T, Raw> {
-    /// A value that completions of this queue pair hand back.
+    /// A value that completions of this queue pair carry.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
         self
     }
 
-    /// Creates it also where its port has no usable GID: for a program that gives every address
-    /// itself, by [`QueuePair::modify`].
+    /// Creates it even if its port has no usable GID: for a program that sets every address itself,
+    /// by [`QueuePair::modify`].
     pub fn without_gid(self) -> Self {
         self.given_path()
     }
 }
 
-/// Where the sends begin, from the start of the rings' memory. As a queue of their own (raw
-/// packets) they begin with a page: the offset that such a queue can have in its page has five
-/// bits, in units of 64 bytes (`page_offset` of `mlx5_ifc_wq_bits`, include/linux/mlx5/mlx5_ifc.h).
+/// Byte offset of the send ring in the rings' memory. As a separate queue (raw packets) it begins
+/// at a page: the offset of such a queue in its page has only five bits, in units of 64 bytes
+/// (`page_offset` of `mlx5_ifc_wq_bits`, include/linux/mlx5/mlx5_ifc.h).
 fn send_offset<T: QueuePairType>(rings: &Rings) -> usize {
     match T::TYPE {
         QpType::RawPacket => rings.receive.bytes().next_multiple_of(PAGE),
@@ -525,7 +521,7 @@ fn send_offset<T: QueuePairType>(rings: &Rings) -> usize {
 }
 
 impl<L: Layer> Made<L> {
-    /// Makes the posting sides, which write to the rings.
+    /// Makes the send and receive queue over the rings.
     fn finish<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
         self,
         doorbell: Doorbell<R>,
@@ -539,7 +535,7 @@ impl<L: Layer> Made<L> {
         Ok(QueuePair::new(queues, self.core, self.slots))
     }
 
-    /// The record's first word is the receive queue's, the second the send queue's.
+    /// The doorbell record's first word is the receive queue's, the second the send queue's.
     fn queues<T: QueuePairType, R: uverbs_mlx5::mmio::Register>(
         &self,
         memory: DmaMemory,

@@ -1,4 +1,4 @@
-//! What queue pairs of all types have: the kernel's object, memory, parents and state.
+//! The common part of all queue pairs: the kernel's object, memory, parents and state.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ use crate::srq::SrqHandle;
 
 const DESTROY: &str = "destroy_qp";
 
-/// What a queue pair has to know of a steering rule that delivers to it.
+/// A queue pair's view of a steering rule that leads to it.
 pub(crate) trait SteeringRule: fmt::Debug + Send + Sync {
-    /// Whether it is still in force.
+    /// Whether the rule still exists.
     fn is_live(&self) -> bool;
-    /// Destroys it; a failure is only logged.
+    /// Destroys the rule; a failure is only logged.
     fn end_in_drop(&self);
 }
 
@@ -100,8 +100,8 @@ pub(super) struct Parents {
 }
 
 impl Core {
-    /// The queue pair that the kernel made with this handle and number: in RESET, and without
-    /// queues so far.
+    /// The queue pair that the kernel made with this handle and number: in RESET, still without
+    /// queues.
     pub(super) fn in_reset(
         context: Context,
         qp_type: QpType,
@@ -139,7 +139,7 @@ impl Core {
         self.path.endpoint(&self.context, self.number)
     }
 
-    /// The state as far as this process knows: from its own changes, events and completions.
+    /// The state as this process knows it, from its own changes, events and completions.
     pub(super) fn known_state(&self) -> State {
         match &self.queue {
             Some(queue) if queue.state().state() == State::Err => State::Err,
@@ -190,7 +190,7 @@ impl Core {
         modify::query(&self.context, (self.handle, self.qp_type), self.capacities)
     }
 
-    /// Takes the queue pair from INIT to RTS. Errors about its state name `verb`.
+    /// Moves the queue pair from INIT to RTS. Errors about its state name `verb`.
     pub(super) fn connect(&mut self, verb: &'static str, peer: Option<&Endpoint>) -> Result<()> {
         if self.state != State::Init {
             let cause = format!("the queue pair is in {}, not RESET or INIT", self.known_state());
@@ -251,8 +251,8 @@ impl Core {
 
     /// Keeps the kernel's object until the context is closed, because a `Drop` could not destroy it
     /// (`error`). The device may still use the memory and complete requests. So no other queue gets
-    /// the user index, and the rings of `queues`, the posting sides, stay where pollers can see
-    /// them. (In a forked child, hiding the rings could wait for ever for the parent's poller.)
+    /// the user index, and the rings of `queues` stay visible to pollers. (In a forked child,
+    /// hiding the rings could wait for ever for the parent's poller.)
     pub(super) fn keep(&mut self, error: &Error, queues: impl Send + 'static) {
         self.live = false;
         let kept = &self.context.inner().until_close;
@@ -263,8 +263,8 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// For a queue pair whose posting sides were never made, or that has none. Other queue pairs
-    /// have called `end` before.
+    /// Destroys a queue pair whose send and receive queue were never made, or that has none. Other
+    /// queue pairs have already called `end`.
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             self.keep(&error, ());

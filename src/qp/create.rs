@@ -22,11 +22,11 @@ pub(super) struct Parents {
     pub(super) receive_cq: Option<u32>,
     pub(super) srq: Option<u32>,
     pub(super) xrcd: Option<u32>,
-    /// The indirection table of a queue pair without queues.
+    /// The indirection table of an RSS queue pair, which has no queues of its own.
     pub(super) table: Option<u32>,
 }
 
-/// The parameters of the command, with the driver's.
+/// The parameters of the command, with those of the driver.
 #[derive(Debug)]
 pub(super) struct Creation<D = DriverRequest> {
     pub(super) id: ObjectId,
@@ -38,12 +38,12 @@ pub(super) struct Creation<D = DriverRequest> {
     pub(super) driver: D,
 }
 
-/// What the kernel answered.
+/// The kernel's answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Created {
     pub(super) handle: u32,
     pub(super) number: u32,
-    /// Register that an older kernel chose.
+    /// Doorbell register, if the kernel chose it (older kernels do).
     pub(super) bfreg: u32,
     /// The device's options of enhanced connection establishment (ECE).
     pub(super) ece: u32,
@@ -66,7 +66,7 @@ impl<D: IntoBytes + Immutable> Creation<D> {
         comp_mask.set(CreateQpMask::IND_TABLE, self.parents.table.is_some());
         let command = ExCreateQp {
             user_handle: self.id.0,
-            // An XRC target has its domain in the PD's field.
+            // For an XRC target this field holds the XRC domain.
             pd_handle: self.parents.pd.or(self.parents.xrcd).unwrap_or_default(),
             send_cq_handle: self.parents.send_cq.unwrap_or_default(),
             recv_cq_handle: self.parents.receive_cq.unwrap_or_default(),
@@ -106,7 +106,7 @@ impl Creation {
 }
 
 /// Adds the cause. `create_qp` (core/uverbs_cmd.c) refuses raw packets without CAP_NET_RAW. mlx5_ib
-/// refuses its driver's types (DC) if the firmware does not have them (`check_qp_type` in
+/// refuses the driver's own types (DC) if the firmware does not support them (`check_qp_type` in
 /// drivers/infiniband/hw/mlx5/qp.c).
 pub(super) fn explain(error: Error, kind: KernelQpType) -> Error {
     if kind == KernelQpType::DRIVER && error.kind() == ErrorKind::Unsupported {

@@ -1,4 +1,4 @@
-//! The receiving end of dynamic connections, and what initiators have to know of it.
+//! The receiving end of dynamic connections (DC), and the data that initiators need.
 
 use uverbs_mlx5::queue_state::Shape;
 use uverbs_mlx5::user_index::QueueHandle;
@@ -30,7 +30,7 @@ const VERB: &str = "create_qp";
 /// ([`Dci`](crate::qp_type::Dci)) that know its access key send to it.
 ///
 /// Receives come from a shared receive queue and complete to one completion queue, with the
-/// initiator's number in each completion. It posts nothing itself.
+/// initiator's number in each completion. A target posts nothing.
 ///
 /// ```no_run
 /// use uverbs::qp::{DcTarget, PathOptions, PostFlags};
@@ -53,9 +53,8 @@ const VERB: &str = "create_qp";
 /// # }
 /// ```
 ///
-/// The device makes the target when it becomes ready to receive (RTR), the last state that it has;
-/// nothing but destroying it leads on from there. A request that is refused takes its initiator to
-/// ERR, never the target.
+/// The device makes the target when it moves to RTR. That is its last state; it can only be
+/// destroyed. A refused request moves its initiator to ERR, never the target.
 #[derive(Debug)]
 #[doc(alias = "DCT")]
 #[doc(alias = "MLX5DV_DCTYPE_DCT")]
@@ -64,16 +63,16 @@ pub struct DcReceiver {
     access_key: u64,
 }
 
-/// What an initiator has to know of a DC target.
+/// The data that an initiator needs to send to a DC target.
 ///
 /// # Byte encoding
-/// [`DcEndpoint::to_bytes`] gives 56 bytes: the 48 of its [`Endpoint`], of which the queue pair
-/// number is the target's, and the access key, big endian.
+/// [`DcEndpoint::to_bytes`] gives 56 bytes: the 48 bytes of its [`Endpoint`] with the target's
+/// number as queue pair number, and the access key, big endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DcEndpoint {
-    /// Port and number of the target. Its PSN means nothing.
+    /// Port and number of the target. Its PSN is unused.
     pub endpoint: Endpoint,
-    /// What the target demands of initiators. Every host that has it reaches the target.
+    /// The key that initiators have to present. Every host that knows it can send to the target.
     pub access_key: u64,
 }
 
@@ -89,10 +88,10 @@ impl DcEndpoint {
         bytes
     }
 
-    /// Reads the fixed encoding. The bytes come from a peer, so everything is checked.
+    /// Decodes the fixed encoding. The bytes come from a peer, so every field is checked.
     ///
     /// # Errors
-    /// `InvalidInput` with the field that cannot be right.
+    /// `InvalidInput` with the invalid field.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self> {
         let endpoint = Endpoint::from_bytes(&std::array::from_fn(|at| bytes[at]))?;
         let key = std::array::from_fn(|at| bytes[Endpoint::BYTES + at]);
@@ -101,14 +100,14 @@ impl DcEndpoint {
 }
 
 impl ProtectionDomain {
-    /// Makes a DC target, ready to receive: from `srq`, with completions to `cq`, from initiators
-    /// that know `access_key`. Of `path` it uses port, GID, partition, rights, MTU, timer, service
-    /// level and traffic class.
+    /// Makes a DC target in RTR. It receives from initiators that know `access_key`, into `srq`,
+    /// with completions to `cq`. Of `path` it uses port, GID, partition, access rights, MTU, RNR
+    /// timer, service level and traffic class.
     ///
     /// The path MTU has to be the same at the target and at its initiators.
     ///
     /// # Errors
-    /// `Unsupported` where the device has no dynamic connections; `NotFound` without a usable GID;
+    /// `Unsupported` if the device has no dynamic connections; `NotFound` without a usable GID;
     /// `InvalidInput` for an XRC shared receive queue; errors of the kernel.
     #[doc(alias = "mlx5dv_create_qp")]
     pub fn create_dc_receiver<L: Layer>(
@@ -125,8 +124,8 @@ impl ProtectionDomain {
         Ok(made)
     }
 
-    /// As [`ProtectionDomain::create_dc_receiver`], in RESET, for a program that takes both steps
-    /// by [`DcReceiver::modify`]: the port needs no usable GID.
+    /// As [`ProtectionDomain::create_dc_receiver`], in RESET, for a program that makes both changes
+    /// of state with [`DcReceiver::modify`]. The port needs no usable GID.
     ///
     /// # Errors
     /// As for [`ProtectionDomain::create_dc_receiver`].
@@ -168,7 +167,7 @@ impl ProtectionDomain {
             ..Handles::default()
         };
         let driver = DriverRequest {
-            // The access key is in this field's place.
+            // For a DC target this field holds the access key.
             sq_buf_addr: access_key,
             flags: QpFlags::TYPE_DCT,
             uidx: user.user_index(),
@@ -184,7 +183,7 @@ impl ProtectionDomain {
             srq: Some(srq.clone().into_shared()),
             ..Parents::default()
         };
-        // It has no number yet, whatever the kernel says.
+        // The device assigns the number at RTR; the number in this answer is meaningless.
         let numbers = [created.handle, 0];
         let mut core = Core::in_reset(context, QpType::DcTarget, numbers, events, path, parents);
         core.queue = Some(user);
@@ -193,7 +192,7 @@ impl ProtectionDomain {
     }
 }
 
-/// A place for the target among the queues that completions lead to.
+/// Registers the target for its completions.
 fn register<L: Layer>(
     pd: &ProtectionDomain,
     context: &Context,
@@ -217,39 +216,39 @@ fn register<L: Layer>(
 impl DcReceiver {
     identity_methods! { core }
 
-    /// The target's number, 24 bits; 0 before RTR, in which the device chooses it.
+    /// The target's number, 24 bits. The device chooses it at RTR; 0 before.
     pub fn number(&self) -> u32 {
         self.core.number
     }
 
-    /// What initiators have to know.
+    /// The key that initiators have to present.
     pub fn access_key(&self) -> u64 {
         self.access_key
     }
 
-    /// What an initiator needs to send to it.
+    /// The data that an initiator needs to send to it.
     pub fn endpoint(&self) -> DcEndpoint {
         DcEndpoint { endpoint: self.core.endpoint(), access_key: self.access_key }
     }
 
-    /// The state as far as this process knows.
+    /// The state as this process knows it.
     pub fn state(&self) -> State {
         self.core.known_state()
     }
 
-    /// Takes one of its two steps: to INIT with port, partition and rights, or to RTR with path,
-    /// MTU and timer.
+    /// Makes one of its two changes of state: to INIT with port, partition and access rights, or to
+    /// RTR with path, MTU and RNR timer.
     ///
     /// # Errors
-    /// `InvalidInput` naming the attributes that are missing or too many, before the kernel is
-    /// asked; errors of the kernel. Nothing has changed then.
+    /// `InvalidInput`, without asking the kernel, with the attributes that are missing or not
+    /// allowed; errors of the kernel. On an error nothing has changed.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         self.core.modify(attributes)
     }
 
-    /// Asks the device for what a target has: state, rights, port, partition, MTU, timer, and of
-    /// its path what answers carry. The rest of the answer is 0.
+    /// Asks the device for state, access rights, port, partition, MTU, RNR timer and the path of
+    /// responses. The other fields of the answer are 0.
     ///
     /// # Errors
     /// EINVAL before RTR; other errors of the kernel.
@@ -267,7 +266,7 @@ impl DcReceiver {
         self.core.ece.query(&self.core.context)
     }
 
-    /// As [`QueuePair::set_ece`](super::QueuePair::set_ece): for the step to RTR.
+    /// As [`QueuePair::set_ece`](super::QueuePair::set_ece), for the change to RTR.
     ///
     /// # Errors
     /// As for [`QueuePair::set_ece`](super::QueuePair::set_ece).

@@ -1,16 +1,16 @@
-//! Enhanced connection establishment (ECE): vendor options that two ends agree on before they
+//! Enhanced connection establishment (ECE): vendor options that two ends negotiate before they
 //! connect.
 //!
-//! Device and driver define the options; a program only carries them between the ends:
+//! Device and driver define the options; the program only exchanges them:
 //!
 //! 1. The connecting end queries its queue pair
 //!    ([`QueuePair::query_ece`](super::QueuePair::query_ece)) and sends the options to the peer.
 //! 2. The accepting end sets them ([`QueuePair::set_ece`](super::QueuePair::set_ece)), connects,
 //!    queries what its device granted, and sends that back.
-//! 3. The connecting end sets what came back, and connects.
+//! 3. The connecting end sets the returned options, and connects.
 //!
-//! The next change of attributes passes the options to the device, and its answer has the granted
-//! ones, as in `mlx5_set_ece` and `mlx5_query_ece` (rdma-core, providers/mlx5/verbs.c).
+//! The next change of attributes passes the options to the device and returns the granted ones, as
+//! in `mlx5_set_ece` and `mlx5_query_ece` (rdma-core, providers/mlx5/verbs.c).
 
 use uverbs_uapi::mlx5::AllocUcontextRespMask;
 
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 
 /// The PCI vendor id that mlx5's options carry.
 const VENDOR: u32 = 0x15b3;
-/// What creation asks for: "version 1 as a trigger" (`mlx5_create_qp` of rdma-core).
+/// Options requested at creation: "version 1 as a trigger" (`mlx5_create_qp` of rdma-core).
 const TRIGGER: u32 = 0x1000_0000;
 
 /// Options of enhanced connection establishment (`struct ibv_ece`).
@@ -27,7 +27,7 @@ const TRIGGER: u32 = 0x1000_0000;
 pub struct Ece {
     /// PCI vendor id of the vendor that defined the options.
     pub vendor_id: u32,
-    /// The options, bits that only the vendor knows. 0: none.
+    /// The options, bits defined by the vendor. 0: none.
     pub options: u32,
 }
 

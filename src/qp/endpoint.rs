@@ -1,4 +1,4 @@
-//! What two ends tell each other before they connect, in a fixed byte encoding.
+//! The data that two ends exchange before they connect, in a fixed byte encoding.
 
 use crate::device::address::{Gid, GidKind, LinkLayer, Mtu};
 use crate::error::{Error, Result};
@@ -20,11 +20,11 @@ const VERSION: u8 = 1;
 /// | 6 | 2 | LID, 0 on Ethernet |
 /// | 8 | 4 | queue pair number, 24 bits |
 /// | 12 | 4 | first PSN that this end sends, 24 bits |
-/// | 16 | 16 | GID, all zero where none is used |
+/// | 16 | 16 | GID, all zero if none is used |
 /// | 32 | 1 | kind of GID: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2 |
-/// | 33 | 1 | path MTU that this end can take, 1 to 5 |
-/// | 34 | 1 | READs and atomics that this end answers at a time |
-/// | 35 | 1 | READs and atomics that this end starts at a time |
+/// | 33 | 1 | code of the largest path MTU of this end: 1 (256 bytes) to 5 (4096 bytes) |
+/// | 34 | 1 | outstanding READs and atomics that this end accepts |
+/// | 35 | 1 | outstanding READs and atomics that this end starts |
 /// | 36 | 4 | Q_Key (datagrams), else 0 |
 /// | 40 | 4 | shared receive queue number (XRC), else 0 |
 /// | 44 | 4 | zero |
@@ -43,23 +43,23 @@ const VERSION: u8 = 1;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Kind of link of the port.
+    /// Link layer of the port.
     pub link_layer: LinkLayer,
     /// The port's LID; 0 on Ethernet.
     pub lid: u16,
-    /// The port's GID, where one is used (always on Ethernet).
+    /// The port's GID, if one is used (always on Ethernet).
     pub gid: Option<Gid>,
-    /// Which headers that GID stands for; both ends must agree.
+    /// The kind of that GID, which decides the packet headers; both ends must agree.
     pub gid_kind: GidKind,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
     /// First PSN that this end sends, 24 bits.
     pub psn: u32,
-    /// Largest payload per packet that this end can take.
+    /// Largest path MTU of this end.
     pub mtu: Mtu,
-    /// READs and atomics that this end answers at a time.
+    /// Outstanding READs and atomics that this end accepts.
     pub responder_reads: u8,
-    /// READs and atomics that this end starts at a time.
+    /// Outstanding READs and atomics that this end starts.
     pub initiator_reads: u8,
     /// Q_Key of a datagram queue pair, else 0.
     pub qkey: u32,
@@ -94,10 +94,10 @@ impl Endpoint {
         bytes
     }
 
-    /// Reads the fixed encoding. The bytes come from a peer, so everything is checked.
+    /// Decodes the fixed encoding. The bytes come from a peer, so every field is checked.
     ///
     /// # Errors
-    /// `InvalidInput` with the field that cannot be right.
+    /// `InvalidInput` with the invalid field.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self> {
         if bytes[..4] != MAGIC {
             return Err(bad("these are not the bytes of an endpoint"));

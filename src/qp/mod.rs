@@ -1,21 +1,20 @@
-//! Queue pairs: made by a builder, connected from an exchanged endpoint or step by step.
+//! Queue pairs: made by a builder, connected by an exchanged endpoint or step by step.
 //!
-//! Two layers post to them. The raw one
-//! ([`raw::QueuePair`](crate::raw::QueuePair)) takes addresses and keys, is `unsafe` with a written
-//! contract, and adds nothing to what the hardware needs. The safe one ([`crate::safe`]) takes
-//! slots of registered memory.
+//! A raw queue pair ([`raw::QueuePair`](crate::raw::QueuePair)) takes addresses and keys in
+//! `unsafe` functions. A safe one ([`crate::safe`]) takes slots of registered memory.
 //!
 //! # What does not compile
-//! Calls that the transport, the operation or the queue pair does not have:
+//! Calls that the transport, the operation or the queue pair does not support:
 //! - READs and atomics on unreliable transports;
 //! - anything but SEND in a datagram, a datagram without a destination;
-//! - inline data for a READ, an atomic whose result has no place, an XRC send that names no shared
-//!   receive queue;
-//! - anything but frames on a raw packet queue pair, and frames on any other;
+//! - inline data for a READ, an atomic without a buffer for its result, an XRC send that names no
+//!   shared receive queue;
+//! - anything but Ethernet frames on a raw packet queue pair, and frames on any other;
 //! - connecting a datagram queue pair, or activating a connected one;
-//! - two threads, or two batches, in one send queue, and a completion kept beyond the next poll.
+//! - two threads or two batches posting to one queue pair at a time, and a completion kept beyond
+//!   the next poll.
 //!
-//! What depends on values is checked when posting, before anything is stored: see [`PostError`].
+//! Values are checked when posting, before anything is stored: see [`PostError`].
 
 pub mod ah;
 mod attributes;

@@ -16,9 +16,10 @@ use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
 const MODIFY: &str = "modify_qp";
-/// Every attribute that a query may ask for.
+/// All attributes that can be queried.
 const EVERYTHING: QpAttrMask = QpAttrMask::all().difference(QpAttrMask::RATE_LIMIT);
-/// What a DC target can be queried for (`mlx5_ib_dct_query_qp` in drivers/infiniband/hw/mlx5/qp.c).
+/// The attributes of a DC target that can be queried (`mlx5_ib_dct_query_qp` in
+/// drivers/infiniband/hw/mlx5/qp.c).
 const DC_TARGET_ATTRIBUTES: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::ACCESS_FLAGS)
     .union(QpAttrMask::PORT)
@@ -33,22 +34,23 @@ pub(super) struct Target {
     pub(super) handle: u32,
     pub(super) qp_type: QpType,
     pub(super) current: State,
-    /// Options of connection establishment (ECE) to ask for.
+    /// ECE options to request.
     pub(super) ece: Option<u32>,
-    /// Burst and packet size that go with a rate limit.
+    /// Burst and packet size of a rate limit.
     pub(super) burst: BurstInfo,
 }
 
 /// The driver's answer to a change.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Answer {
-    /// Options of connection establishment (ECE) that were granted, if some were asked for.
+    /// Granted ECE options, if some were requested.
     pub(super) ece: Option<u32>,
     /// The number of a DC target that has become ready.
     pub(super) target_number: Option<u32>,
 }
 
-/// Checks a change, also against the table of transitions, and sends it.
+/// Checks a change against the values' ranges, the device and the table of transitions, and sends
+/// it.
 pub(super) fn modify(
     context: &Context,
     target: Target,
@@ -77,7 +79,7 @@ pub(super) fn modify(
     sent.map_err(|error| explain(error, from, to, attributes))
 }
 
-/// Sends the extended command, for attributes that the older one has no field for.
+/// Sends the extended command, for attributes that the older command has no field for.
 fn send_extended(
     context: &Context,
     extended: &ExModifyQp,
@@ -124,7 +126,7 @@ fn check_device(context: &Context, qp_type: QpType, wanted: &QpAttributes) -> Re
         return Err(Error::unsupported(MODIFY, cause));
     }
     if let Some(path) = wanted.alternate_path {
-        // The rule of ib_core (`_ib_modify_qp`), which says EINVAL.
+        // ib_core (`_ib_modify_qp`) would return EINVAL.
         let link = context.query_port(path.address.port)?.link_layer();
         if link != LinkLayer::InfiniBand {
             let cause = format!("alternate paths are for InfiniBand ports, not for {link}");
@@ -149,7 +151,7 @@ fn check_device(context: &Context, qp_type: QpType, wanted: &QpAttributes) -> Re
 fn explain(error: Error, from: State, to: State, attributes: &QpAttributes) -> Error {
     let error = error.asked(format!("{from} to {to}, {}", attributes.mask()));
     if to == State::Sqd && error.errno() == Errno::EINVAL as i32 {
-        // `optab` of `__mlx5_ib_modify_qp` (drivers/infiniband/hw/mlx5/qp.c) has no row for it.
+        // `optab` of `__mlx5_ib_modify_qp` (drivers/infiniband/hw/mlx5/qp.c) has no row for SQD.
         return error.because("mlx5_ib has no transition into SQD, though the device has").cure_with(
             "wait for the completions of what was posted, or move the queue pair to ERR to flush it",
         );
@@ -212,8 +214,7 @@ fn migration_code(state: MigrationState) -> MigState {
     }
 }
 
-/// Other numbers than the kernel's three count as migrated, which is what a queue pair without
-/// alternate path reports.
+/// A queue pair without alternate path reports "migrated"; unknown numbers count as that.
 fn migration_state(code: MigState) -> MigrationState {
     match code {
         MigState::REARM => MigrationState::Rearm,
@@ -274,7 +275,7 @@ pub struct QpInfo {
     pub state: State,
     /// Whether an SQD queue pair still has sends in flight.
     pub draining: bool,
-    /// Largest payload per packet, where the state has one.
+    /// Path MTU; `None` in states before RTR.
     pub path_mtu: Option<Mtu>,
     /// The primary path.
     pub address: AddressVector,
@@ -288,19 +289,19 @@ pub struct QpInfo {
     pub migration_state: MigrationState,
     /// Q_Key.
     pub qkey: u32,
-    /// What remote operations may do.
+    /// What peers may do through the queue pair.
     pub access: AccessFlags,
-    /// First PSN expected from the peer, or the next one, as the device keeps it.
+    /// Next PSN expected from the peer, as the device reports it.
     pub receive_psn: u32,
-    /// First PSN to send, or the next one, as the device keeps it.
+    /// Next PSN to send, as the device reports it.
     pub send_psn: u32,
     /// The peer's queue pair number.
     pub remote_qpn: u32,
-    /// READs and atomics in flight at a time.
+    /// Most outstanding READs and atomics of this end.
     pub max_initiator_reads: u8,
-    /// READs and atomics answered at a time.
+    /// Most outstanding READs and atomics of the peer.
     pub max_responder_reads: u8,
-    /// How long the peer shall wait when no receive is posted here.
+    /// How long the peer has to wait before a retry when no receive is posted here.
     pub min_rnr_timer: RnrTimer,
     /// Local ACK timeout.
     pub timeout: AckTimeout,
@@ -308,14 +309,14 @@ pub struct QpInfo {
     pub retry_count: u8,
     /// Receiver-not-ready retries.
     pub rnr_retry: u8,
-    /// What was granted at creation.
+    /// The capacities granted at creation.
     pub capacities: Capacities,
     /// Whether every send request generates a completion.
     pub signal_all: bool,
 }
 
-/// Queries the device. The capacities are those of the library, because the kernel does not know
-/// all of them.
+/// Queries the device. `capacities` come from the library, because the kernel does not know all of
+/// them.
 pub(super) fn query(
     context: &Context,
     (handle, qp_type): (u32, QpType),

@@ -9,17 +9,16 @@ use crate::device::address::{Gid, LinkLayer};
 use crate::device::layer::Layer;
 use crate::error::{Error, Result};
 
-/// LIDs of multicast groups; 0xffff is the permissive LID.
+/// LIDs of multicast groups. 0xffff is not one: it is the permissive LID.
 const GROUP_LIDS: std::ops::RangeInclusive<u16> = 0xc000..=0xfffe;
 
 impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
-    /// Joins a multicast group: datagrams to it arrive here too. On InfiniBand `lid` is the
-    /// group's, 0xc000 to 0xfffe, as the subnet manager gave it; RoCE does not look at it.
+    /// Joins a multicast group, to receive its datagrams. On InfiniBand the subnet manager must
+    /// know the group already, and `lid` is the LID that it gave the group (0xc000 to 0xfffe). RoCE
+    /// ignores `lid`.
     ///
-    /// On InfiniBand a subnet manager has to know the group already.
-    ///
-    /// A datagram to the group needs no membership: its address is [`QueuePair::address_of`] of any
-    /// peer with the group as global destination (and its LID), its queue pair number 0xffffff.
+    /// Sending to the group needs no membership: take [`QueuePair::address_of`] any peer, set the
+    /// group as its global destination (and its LID), and send to queue pair number 0xffffff.
     ///
     /// # Errors
     /// `InvalidInput` for a GID or an InfiniBand LID that is not multicast; errors of the
@@ -51,7 +50,7 @@ impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
 }
 
 impl<L: Layer, R: Register> QueuePair<Ud, L, R> {
-    /// The kernel's own rule (`is_valid_mcast_lid`), in words.
+    /// The kernel's rule (`is_valid_mcast_lid`), with an error that explains it.
     fn require_group_lid(&self, verb: &'static str, lid: u16) -> Result<()> {
         if self.link_layer() != LinkLayer::InfiniBand || GROUP_LIDS.contains(&lid) {
             return Ok(());

@@ -1,7 +1,7 @@
-//! The operations that a send queue carries: used qualified, as `op::Send`.
+//! The operations of send queues. Use them qualified: `op::Send`.
 //!
-//! Which operation a queue pair takes depends on its [type](crate::qp_type) and is checked when a
-//! program is compiled ([`Carries`]), as is what an operation can carry ([`Takes`]).
+//! The compiler checks that the queue pair's [type](crate::qp_type) has the operation
+//! ([`Carries`]), and that the operation takes the payload ([`Takes`]).
 
 pub use uverbs_mlx5::send_queue::{
     BindWindow, Carries, CompareSwap, EthernetFrame, EthernetSend, EthernetSendHeader, EthernetTso,

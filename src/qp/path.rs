@@ -1,4 +1,4 @@
-//! The local half of a connection: port, GID and timings.
+//! The local half of a connection: port, GID and timeouts.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
@@ -12,22 +12,21 @@ use crate::device::gid::GidChoice;
 use crate::error::{Error, Result};
 
 /// The local half of a connection. The defaults suit a data centre network: port 1, the most widely
-/// routable GID, the port's MTU, 67 ms time-out, seven retries, as many READs in flight as the
-/// device can.
+/// routable GID, the port's MTU, an ACK timeout of 67 ms, seven retries, as many outstanding READs
+/// as the device allows.
 #[derive(Debug, Clone, Copy)]
 pub struct PathOptions {
     /// The local port, from 1.
     pub port: u8,
-    /// Index of the GID to use; chosen if not given.
+    /// Index of the GID; by default the most widely routable one.
     pub gid_index: Option<u32>,
     /// Index into the port's partition table.
     pub pkey_index: u16,
-    /// What remote operations may do.
+    /// What peers may do through the queue pair.
     pub access: AccessFlags,
-    /// Largest payload per packet; the port's active MTU if not given. The smaller of both ends is
-    /// used.
+    /// Path MTU; by default the port's active MTU. The smaller one of both ends is used.
     pub mtu: Option<Mtu>,
-    /// First PSN to send; random if not given.
+    /// First PSN to send, 24 bits; random by default.
     pub psn: Option<u32>,
     /// Q_Key of datagrams.
     pub qkey: u32,
@@ -38,19 +37,19 @@ pub struct PathOptions {
     /// Receiver-not-ready retries, 0 to 7. With 7, the default, a send to a peer that has posted no
     /// receive waits for one for ever.
     pub rnr_retry: u8,
-    /// How long the peer shall wait when no receive is posted here.
+    /// How long the peer has to wait before a retry when no receive is posted here.
     pub min_rnr_timer: RnrTimer,
-    /// READs and atomics in flight; as many as the device can if not given.
+    /// Outstanding READs and atomics of this end; by default as many as the device allows.
     pub initiator_reads: Option<u8>,
-    /// READs and atomics answered at a time; as many as the device can if not given.
+    /// Outstanding READs and atomics of the peer; by default as many as the device allows.
     pub responder_reads: Option<u8>,
     /// InfiniBand service level, or RoCE priority.
     pub service_level: u8,
-    /// IP type of service.
+    /// IPv6 traffic class or IPv4 type of service.
     pub traffic_class: u8,
     /// IP time to live.
     pub hop_limit: u8,
-    /// 20 bits; RoCE v2 derives the UDP source port from it.
+    /// Flow label, 20 bits. RoCE v2 derives the UDP source port from it.
     pub flow_label: u32,
 }
 
@@ -78,17 +77,17 @@ impl Default for PathOptions {
     }
 }
 
-/// Whether a port without a usable GID is an error, and when the path is looked up.
+/// Whether a port without a usable GID is an error, and when the port is queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Requirement {
-    /// The GID is needed, and looked up at once.
+    /// It is an error; the port is queried at creation.
     Needed,
-    /// The program, or the connection manager, gives every address. The path is looked up only when
-    /// it is asked for.
+    /// It is not an error, because the program or the connection manager sets every address. The
+    /// port is queried when one of its values is first needed.
     Optional,
 }
 
-/// The options, and the values that were looked up for those that the program left open.
+/// The options, and the queried values of those that the program did not set.
 #[derive(Debug, Clone)]
 pub(super) struct LocalPath {
     pub(super) options: PathOptions,
@@ -98,7 +97,7 @@ pub(super) struct LocalPath {
     found: OnceLock<Found>,
 }
 
-/// What was looked up.
+/// Queried values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
     pub(super) link: LinkLayer,
@@ -138,7 +137,7 @@ impl LocalPath {
         Ok(path)
     }
 
-    /// Values for the options that the program left open. The first call queries the port.
+    /// Values of the options that the program did not set. The first call queries the port.
     pub(super) fn found(&self, context: &Context) -> Result<&Found> {
         match self.found.get() {
             Some(found) => Ok(found),
@@ -146,7 +145,7 @@ impl LocalPath {
         }
     }
 
-    /// As [`found`](Self::found), for callers that cannot fail.
+    /// As [`found`](Self::found), but logs an error and returns defaults.
     pub(super) fn found_or_nothing(&self, context: &Context) -> &Found {
         self.found(context).unwrap_or_else(|error| {
             tracing::warn!(%error, port = self.options.port, "the port cannot be asked");
@@ -159,7 +158,7 @@ impl LocalPath {
         let port = context.query_port(options.port)?;
         let device = context.attributes()?;
         let link = port.link_layer();
-        // RoCE needs a GID. InfiniBand within a subnet does not, and frames have none.
+        // RoCE needs a GID. InfiniBand within a subnet does not, and raw packets have none.
         let optional = link == LinkLayer::InfiniBand
             || self.qp_type == QpType::RawPacket
             || self.requirement == Requirement::Optional;
@@ -315,8 +314,7 @@ impl LocalPath {
     }
 }
 
-/// 24 bits that differ from one connection to the next, so that packets of an old one are not taken
-/// for the new one's.
+/// 24 random bits, so that late packets of an old connection are not accepted by a new one.
 fn random_psn() -> u32 {
     let hasher = std::hash::RandomState::new().build_hasher();
     hasher.finish() as u32 & 0xff_ffff

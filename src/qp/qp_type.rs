@@ -9,8 +9,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// The type of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] and [`Dci`] (the initiators) or
-/// [`RawPacket`].
+/// The type of a queue pair: [`Rc`], [`Uc`], [`Ud`], [`RawPacket`], or one of the initiators
+/// [`Xrc`] and [`Dci`].
 pub trait QueuePairType: sealed::Sealed + uverbs_mlx5::send_queue::Transport + 'static {
     /// The type as a value.
     const TYPE: QpType;
@@ -51,8 +51,8 @@ impl Unconnected for Ud {}
 impl Unconnected for RawPacket {}
 impl Unconnected for Dci {}
 
-/// What a queue pair is, as a value, numbered as `enum ibv_qp_type`; the two types of dynamic
-/// connections, which C calls `IBV_QPT_DRIVER`, have numbers of their own.
+/// The type of a queue pair, as a value. The numbers are those of `enum ibv_qp_type`, except for
+/// the two types of dynamic connections, both of which are `IBV_QPT_DRIVER` in C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum QpType {
@@ -62,7 +62,7 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
-    /// Ethernet frames as they are.
+    /// Ethernet frames, headers included.
     RawPacket = 8,
     /// Extended reliable connection, initiator.
     XrcSend = 9,
@@ -75,7 +75,7 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// The kernel's type for it.
+    /// The kernel's number for the type.
     pub(crate) fn of_kernel(self) -> KernelQpType {
         match self {
             Self::DcInitiator | Self::DcTarget => KernelQpType::DRIVER,

@@ -1,4 +1,4 @@
-//! Queue pairs, typed by what they carry and by their layer.
+//! Queue pairs, with their type and layer as parameters.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,18 +25,18 @@ use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::mlx5::queues::{Anchored, RingMemory};
 use crate::mlx5::uar::Register as Page;
 
-/// A queue pair of kind `T` that rings register `R`.
+/// A queue pair of type `T`, with a doorbell register of type `R`.
 ///
-/// Posting takes `&mut self`, which is all the locking there is. Where one thread sends and another
-/// one receives, the receiver has a shared receive queue (`ProtectionDomain::create_srq`) and a
-/// completion queue of its own. The raw layer also lends both sides ([`QueuePair::queues`]).
+/// Posting takes `&mut self`; there is no other lock. To send in one thread and receive in another,
+/// give the receiver a shared receive queue (`ProtectionDomain::create_srq`) and its own completion
+/// queue. The raw layer can also borrow both sides separately ([`QueuePair::queues`]).
 ///
-/// Dropping it destroys it: outstanding requests complete nothing any more, and the memory that raw
-/// requests name is the program's again. If it cannot be destroyed (it is a member of a multicast
-/// group; the dropping thread holds an event of it; the command fails), it and its own memory stay
-/// until the context is closed, and slots that it holds keep the context open. Only
-/// [`QueuePair::destroy`] reports that, so a program that reuses such memory at once has to call
-/// it. Steering rules to the queue pair are destroyed with it.
+/// Dropping it destroys it: outstanding requests produce no more completions, and the program may
+/// reuse the memory that raw requests name. The destruction can fail (the queue pair is a member of
+/// a multicast group; the dropping thread holds an event of it; the command fails). Then the queue
+/// pair and its own memory stay until the context is closed, and slots in flight keep the context
+/// open. Only [`QueuePair::destroy`] reports the failure, so a program that reuses such memory has
+/// to call it. Dropping also destroys steering rules that lead to the queue pair.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;
@@ -54,7 +54,7 @@ pub struct QueuePair<T: QueuePairType, L: Layer = Safe, R: Register = BlueFlame>
     pub(super) slots: L::IfSafe<Slots>,
 }
 
-/// The posting sides that a queue pair has.
+/// The send queue and the receive queue, if the queue pair has them.
 #[derive(Debug)]
 pub(super) struct Queues<T: QueuePairType, R: Register> {
     pub(super) send: Option<SendQueue<T, R>>,
@@ -87,7 +87,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.number
     }
 
-    /// Kind of link of its port.
+    /// The link layer of its port.
     pub fn link_layer(&self) -> LinkLayer {
         self.core.found().link
     }
@@ -97,33 +97,33 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.path.options.port
     }
 
-    /// What steering rules lead to.
+    /// The queue pair as the destination of steering rules.
     pub(crate) fn steering_target(&mut self) -> &mut dyn SteeringTarget {
         &mut self.core
     }
 
-    /// Destroys it as its `Drop` does, steering rules first. Does nothing the second time.
+    /// Destroys it as `Drop` does, steering rules first. Does nothing the second time.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.core.end()
     }
 
-    /// What was granted at creation.
+    /// The capacities granted at creation.
     pub fn capacities(&self) -> Capacities {
         self.core.capacities
     }
 
-    /// The state as far as this process knows: what it asked for, or what an event or a completion
-    /// told since. [`QueuePair::query`] asks the device.
+    /// The state as this process knows it, from its own changes and from events and completions.
+    /// [`QueuePair::query`] asks the device.
     pub fn state(&self) -> State {
         self.core.known_state()
     }
 
-    /// What a peer needs to connect to it, or to send datagrams to it.
+    /// The data that a peer needs to connect to it, or to send datagrams to it.
     pub fn endpoint(&self) -> Endpoint {
         self.core.endpoint()
     }
 
-    /// The GID in use, and why; `None` where InfiniBand does without.
+    /// The GID in use and the reason for the choice; `None` if an InfiniBand port uses none.
     pub fn gid(&self) -> Option<&GidChoice> {
         self.core.found().gid.as_ref()
     }
@@ -131,25 +131,25 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     /// The address vector that leads from this queue pair's port to `peer`.
     ///
     /// # Errors
-    /// `InvalidInput` where the two cannot talk: different kinds of link or of GID.
+    /// `InvalidInput` if the two have different link layers or kinds of GID.
     pub fn address_of(&self, peer: &Endpoint) -> Result<AddressVector> {
         self.core.path.address_of("address_of", &self.core.context, peer)
     }
 
     /// Changes attributes, one step at a time (ibv_modify_qp).
     ///
-    /// A change to RESET discards everything posted before: completions of it that are still in a
+    /// A change to RESET discards all posted requests. Their completions that are still in a
     /// completion queue are not reported, unless another thread is polling them at that moment.
     ///
     /// # Errors
-    /// `InvalidInput` naming the attributes that are missing, too many or out of range, before the
-    /// kernel is asked; errors of the kernel. Nothing has changed then.
+    /// `InvalidInput`, without asking the kernel, with the attributes that are missing, not allowed
+    /// or out of range; errors of the kernel. On an error nothing has changed.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attributes: &QpAttributes) -> Result<()> {
         self.modify_or_reset(attributes)
     }
 
-    /// Takes it to INIT, where receives may be posted, with the port and the rights of its builder.
+    /// Moves it to INIT, where receives may be posted, with the builder's port and access rights.
     ///
     /// # Errors
     /// `InvalidInput` from another state than RESET or INIT; errors of the kernel.
@@ -158,16 +158,17 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&attributes)
     }
 
-    /// Takes it from INIT to RTR, where it receives: from `peer`, or from anyone if it has no peer.
+    /// Moves it from INIT to RTR, where it receives from `peer`, or from any sender if its type has
+    /// no peer.
     ///
     /// # Errors
-    /// `BadState` from another state; `InvalidInput` where the two ends cannot talk, or without the
-    /// peer that a connected queue pair needs; errors of the kernel.
+    /// `InvalidInput` from another state, if the two ends do not match, or if a connected queue
+    /// pair is given no peer; errors of the kernel.
     pub fn to_rtr(&mut self, peer: Option<&Endpoint>) -> Result<()> {
         self.core.move_to_rtr(peer)
     }
 
-    /// Takes it from RTR to RTS, where it sends, with the timeouts and retries of its builder.
+    /// Moves it from RTR to RTS, where it sends, with the builder's timeouts and retries.
     ///
     /// # Errors
     /// `InvalidInput` from another state; errors of the kernel.
@@ -184,27 +185,27 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.core.query()
     }
 
-    /// The options of enhanced connection establishment that the device has, or has granted since
-    /// (ibv_query_ece); see [`Ece`].
+    /// The options of enhanced connection establishment (ECE) that the device granted last: at
+    /// creation, or in a later change (ibv_query_ece). See [`Ece`].
     ///
     /// # Errors
-    /// `Unsupported` where the device has none.
+    /// `Unsupported` if the device has no ECE.
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
         self.core.ece.query(&self.core.context)
     }
 
-    /// Asks for options of enhanced connection establishment, the peer's for instance, with the
-    /// next change of attributes (ibv_set_ece).
+    /// Sets the ECE options, for example the peer's, to request in the next change of attributes
+    /// (ibv_set_ece).
     ///
     /// # Errors
-    /// `Unsupported` where the device has none; `InvalidInput` for those of another vendor.
+    /// `Unsupported` if the device has no ECE; `InvalidInput` for options of another vendor.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         self.core.ece.set(&self.core.context, ece)
     }
 
-    /// Takes it to ERR: everything outstanding is flushed.
+    /// Moves it to ERR: all outstanding requests complete with a flush error.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -212,9 +213,9 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Err))
     }
 
-    /// Takes it to RESET: requests posted before complete nothing any more. Their completions that
-    /// are already in a completion queue occupy entries there until the next poll drops them. If
-    /// the other entries are fewer than the requests that were granted, posts are `Full` that much
+    /// Moves it to RESET: requests posted before produce no more completions. Completions that are
+    /// already in a completion queue occupy entries there until the next poll drops them. If the
+    /// other entries are fewer than the granted requests, posts return `Full` correspondingly
     /// earlier, so that the completion queue never overruns. See [`QueuePair::modify`].
     ///
     /// # Errors
@@ -223,8 +224,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Reset))
     }
 
-    /// Receives that were posted and whose completion was not polled yet; 0 without a receive queue
-    /// of its own.
+    /// Receives that were posted and whose completion was not polled yet; 0 if it has no receive
+    /// queue.
     pub fn outstanding_receives(&mut self) -> u32 {
         self.queues.receive.as_mut().map_or(0, RecvQueue::outstanding)
     }
@@ -243,13 +244,13 @@ impl<T: QueuePairType, L: Layer, R: Register> Destroy for QueuePair<T, L, R> {
 }
 
 impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
-    /// Connects to a peer: takes the queue pair from RESET or INIT to RTS. Both ends do this, each
+    /// Connects to a peer: moves the queue pair from RESET or INIT to RTS. Both ends call it, each
     /// with the other's endpoint.
     ///
     /// # Errors
-    /// `InvalidInput` where the two ends cannot talk (different links or kinds of GID, a datagram
-    /// queue pair); `BadState` from another state; errors of the kernel, with what it may mean for
-    /// the path.
+    /// `InvalidInput` if the two ends do not match (different link layers or kinds of GID, a
+    /// datagram queue pair); `BadState` from another state; errors of the kernel, with a likely
+    /// cause on the path.
     pub fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         if self.core.state == State::Reset {
             self.to_init()?;
@@ -259,7 +260,7 @@ impl<T: Connected, L: Layer, R: Register> QueuePair<T, L, R> {
 }
 
 impl<T: Unconnected, L: Layer, R: Register> QueuePair<T, L, R> {
-    /// Takes the queue pair from RESET or INIT to RTS.
+    /// Moves the queue pair from RESET or INIT to RTS.
     ///
     /// # Errors
     /// `BadState` from another state; errors of the kernel.

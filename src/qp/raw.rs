@@ -33,9 +33,9 @@ use crate::host::lifetime::{Destroy, destroy_in_place_method};
 use crate::memory::flight::Serial;
 use crate::mlx5::RingLayout;
 
-/// Where the parts of a queue pair are: for programs that write requests themselves, as with
-/// mlx5dv_init_obj(3). This library does not know of such requests, so the program has to poll
-/// their completions itself.
+/// The addresses of a queue pair's parts, for programs that write requests themselves, as with
+/// mlx5dv_init_obj(3). This library does not track such requests, so the program has to poll their
+/// completions itself.
 #[derive(Debug, Clone, Copy)]
 pub struct QpLayout {
     /// The send queue's ring, in blocks of 64 bytes.
@@ -46,7 +46,7 @@ pub struct QpLayout {
     pub record: *mut u8,
     /// The doorbell register.
     pub register: *mut u8,
-    /// Bytes of a half of the register; 0 where it takes doorbells of 8 bytes only.
+    /// Bytes of one half of the register; 0 if it takes only doorbells of 8 bytes.
     pub register_bytes: u32,
 }
 
@@ -55,16 +55,16 @@ impl Context {
     ///
     /// # Safety
     /// The commands make the device access no memory except that of [`Umem`](crate::devx::Umem)s.
-    /// Until a `Umem` is released, its memory stays mapped, and this process does not read or write
-    /// it against the device. No command changes rings, keys, numbers or states of this library's
-    /// objects without the library's knowledge.
+    /// Until a `Umem` is released, its memory stays mapped, and this process does not access it in
+    /// conflict with the device. No command changes rings, keys, numbers or states of this
+    /// library's objects unless the library is told.
     pub unsafe fn devx(&self) -> Devx {
         Devx::of(self)
     }
 }
 
-/// The number of a queue after a change of its state, if that resets it. It is taken before the
-/// change, because the queue cannot go on without one.
+/// The new serial number of a queue, if the change of state resets it. It is allocated before the
+/// change, because a reset queue cannot go on without one.
 fn serial_after(is_reset: bool) -> Result<Option<Serial>, Error> {
     is_reset.then(|| Serial::new("modify_qp")).transpose()
 }
@@ -136,7 +136,7 @@ impl<T: QueuePairType, R: Register> Queues<T, R> {
 }
 
 impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
-    /// Where the queue pair's parts are. They stay there until it is destroyed.
+    /// The addresses of the queue pair's parts, valid until it is destroyed.
     pub fn layout(&self) -> QpLayout {
         let send = self.queues.send.as_ref().map(|queue| {
             let (start, entries) = queue.ring();
@@ -150,7 +150,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         QpLayout { send, receive, record, register, register_bytes }
     }
 
-    /// Both posting sides, for two threads, or for everything that this type does not offer.
+    /// Both queues: to use them in two threads, or for operations that this type does not offer.
     ///
     /// # Safety
     /// The caller exchanges neither with another queue pair's (by `mem::swap`, for instance): each
@@ -160,8 +160,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         (send.as_mut(), receive.as_mut())
     }
 
-    /// Pointers to both posting sides, for two threads that hold no reference to the queue pair at
-    /// the time.
+    /// Pointers to both queues, for two threads that hold no reference to the queue pair meanwhile.
     ///
     /// # Safety
     /// `this` points to a queue pair. The rule of [`QueuePair::queues`] holds for what the pointers
@@ -173,7 +172,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
 
     destroy_in_place_method! { "`Busy` while steering rules lead to it; errors of the kernel." }
 
-    /// [`QueuePair::query`] while other threads may use the posting sides.
+    /// [`QueuePair::query`] while other threads may use the queues.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -185,15 +184,15 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         unsafe { &(*this).core }.query()
     }
 
-    /// [`QueuePair::modify`] while other threads may use the posting sides. Only a change to RESET
-    /// touches the posting sides, and it holds what `exclude` returns meanwhile.
+    /// [`QueuePair::modify`] while other threads may use the queues. Only a change to RESET
+    /// accesses the queues; during that access it holds the guard that `exclude` returns.
     ///
     /// # Errors
     /// As [`QueuePair::modify`].
     ///
     /// # Safety
     /// `this` points to a queue pair, and no other method of it runs meanwhile. No thread uses the
-    /// posting sides while what `exclude` returns is held.
+    /// queues while that guard is held.
     pub unsafe fn modify_beside<G>(
         this: *mut Self,
         attributes: &QpAttributes,
@@ -219,7 +218,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     /// As [`QueuePair::modify`] to RESET.
     ///
     /// # Safety
-    /// The device has it in that state.
+    /// The device has the queue pair in that state.
     pub unsafe fn changed_to(&mut self, state: State) -> Result<(), Error> {
         let serial = serial_after(state == State::Reset)?;
         self.core.note_state(state);
@@ -244,19 +243,18 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
     }
 
     /// Builds one send and rings the doorbell for it and for what was built before and not yet
-    /// published. `docs/ordering.md` says what it is ordered with.
+    /// published. See `docs/ordering.md` for its ordering.
     ///
     /// # Errors
     /// Any [`PostError`]; then nothing has been stored and nothing rung.
     ///
     /// # Safety
-    /// The memory that `payload` names stays registered, and is not used against the device's
-    /// reading (or, for reads and atomics, writing) it, until the request has completed or the
-    /// queue pair has been destroyed. Inline data is copied, and `()` is no data. The addresses of
-    /// READs and atomics are this process's own (not those of a registration with another `iova`)
-    /// if the queue pair was made with
-    /// [`QpBuilder::scatter_reads_to_cqe`](crate::QpBuilder::scatter_reads_to_cqe): the poller may
-    /// write the result.
+    /// Until the request has completed or the queue pair has been destroyed, the memory that
+    /// `payload` names stays registered, and no code writes it (for READs and atomics: accesses
+    /// it). Inline data is copied, and `()` is no data. The addresses of READs and atomics are this
+    /// process's own (not those of a registration with another `iova`) if the queue pair was made
+    /// with [`QpBuilder::scatter_reads_to_cqe`](crate::QpBuilder::scatter_reads_to_cqe): the poller
+    /// may write the result.
     #[inline(always)]
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_wr_complete")]
@@ -279,8 +277,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         }
     }
 
-    /// Posts requests whose operations are known at run time only, in order, and rings the doorbell
-    /// once for all that were posted (`ibv_post_send` with a list).
+    /// Posts requests whose operations are known only at run time, in order, and rings the doorbell
+    /// once for all of them (`ibv_post_send` with a list).
     ///
     /// # Errors
     /// The first request that cannot be posted, with the reason; those before it are posted and
@@ -300,8 +298,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         }
     }
 
-    /// Builds a request of one block (64 bytes) for posting it again and again, with other data or
-    /// another address ([`Template`]), by this queue pair or by others of its type.
+    /// Builds a request of one block (64 bytes) to post many times, with other data or another
+    /// address ([`Template`]), on this queue pair or others of its type.
     ///
     /// # Errors
     /// Those of posting the request, except `Full` and `BadState`; `NotATemplate` if it takes more
@@ -340,7 +338,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Raw, R> {
         send.long_template(operation, payload, flags)
     }
 
-    /// Posts a template's request and rings the doorbell. Several share one in a batch:
+    /// Posts a template's request and rings the doorbell. In a batch several share one doorbell:
     /// [`Batch::build_template`].
     ///
     /// # Errors
@@ -410,8 +408,8 @@ impl WorkQueue<Raw> {
     ///
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
-    /// until the receive has completed or the work queue has been destroyed. The work queue exists
-    /// at least as long as each table that names it.
+    /// until the receive has completed or the work queue has been destroyed. The work queue is not
+    /// destroyed before each table that names it.
     #[inline(always)]
     #[doc(alias = "ibv_post_wq_recv")]
     pub unsafe fn post_receive(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
@@ -432,7 +430,8 @@ impl WorkQueue<Raw> {
         }
     }
 
-    /// Where its ring and its doorbell record are: for programs that write receives themselves.
+    /// Its ring and the address of its doorbell record, for programs that write receives
+    /// themselves.
     pub fn layout(&self) -> (Option<RingLayout>, *mut u8) {
         let ring = self.queue.receive.as_ref().map(receive_layout);
         let record = self.handle.record_address();
@@ -444,8 +443,8 @@ impl WorkQueue<Raw> {
     }
 }
 
-/// Changes of a list of tags that are built, and published together. Dropping it leaves them
-/// unpublished: later ones publish them.
+/// Changes of a tag list that are built and published together. Dropping the batch leaves them
+/// unpublished; the next published batch publishes them too.
 #[derive(Debug)]
 #[must_use = "changes reach the device when they are published"]
 pub struct TagBatch<'q>(Batch<'q, Rc, BlueFlame>);
@@ -464,21 +463,21 @@ impl TagQueue {
 }
 
 impl TagBatch<'_> {
-    /// Builds a change. Returns the handle of an entry that is added.
+    /// Builds a change. Returns the handle of the added entry, if it adds one.
     ///
     /// # Errors
     /// Any [`TagError`]; nothing has been stored then.
     ///
     /// # Safety
-    /// The buffer of an entry that is added stays registered and is not read or written by this
-    /// process until a message has completed the entry, the entry was removed, or the shared
-    /// receive queue was destroyed.
+    /// The buffer of an added entry stays registered and is not read or written by this process
+    /// until a message has completed the entry, the entry was removed, or the shared receive queue
+    /// was destroyed.
     pub unsafe fn build(&mut self, request: &TagRequest) -> Result<Option<u16>, TagError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.0.build_tags(request) }
     }
 
-    /// Tells the device of everything built so far.
+    /// Publishes everything built so far.
     pub fn publish(self) {
         self.0.publish();
     }

@@ -1,15 +1,15 @@
 //! Raw packet queue pairs: whole Ethernet frames that bypass the kernel's network stack.
 //!
-//! A frame that is sent is the memory that the request names, from the destination address on; the
-//! device adds the check sequence and, where asked, checksums
-//! ([`EthernetOffload`](super::EthernetOffload)), a VLAN tag, or cuts a large packet into segments
-//! ([`segmented`](super::segmented)). A frame arrives only if a steering rule sends it here
-//! ([`crate::flow`]); it fills one receive, and its completion has the device's findings:
-//! [`ip_checksum_ok`], [`vlan`], [`flow_tag`]. A frame for which no receive is posted is dropped,
-//! and only the port's counter `out_of_buffer` shows it.
+//! The memory of a send request is the frame, beginning with the destination address. The device
+//! adds the check sequence (FCS). On request it also adds checksums
+//! ([`EthernetOffload`](super::EthernetOffload)) or a VLAN tag, or cuts a large packet into
+//! segments ([`segmented`](super::segmented)). Frames arrive only through steering rules
+//! ([`crate::flow`]). Each fills one receive, and its completion has [`ip_checksum_ok`], [`vlan`]
+//! and [`flow_tag`]. A frame for which no receive is posted is dropped, and only the port's counter
+//! `out_of_buffer` shows it.
 //!
-//! Such queue pairs need an Ethernet port and CAP_NET_RAW. They go from RESET to RTS with nothing
-//! but the port ([`QueuePair::activate`]). Their hardware receive queue works from INIT on
+//! Such queue pairs need an Ethernet port and CAP_NET_RAW. The port is the only attribute that they
+//! need on the way to RTS ([`QueuePair::activate`]). Their receive queue works from INIT on
 //! (`modify_raw_packet_qp` of drivers/infiniband/hw/mlx5/qp.c moves it to RDY there), so frames may
 //! arrive before RTR.
 //!
@@ -35,23 +35,23 @@ use crate::error::{Error, Result};
 const VERB: &str = "create_qp";
 const RATE: &str = "modify_qp_rate_limit";
 
-/// Options that only raw packet queue pairs have.
+/// Options of raw packet queue pairs only.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RawOptions {
     pub(super) flags: QpCreateFlags,
-    /// Bytes of the longest header of a packet to be segmented.
+    /// Bytes of the longest header of a packet to be segmented; 0: no segmentation.
     pub(super) tso_header: u32,
 }
 
 impl<L: Layer> QpBuilder<RawEthernet, L> {
-    /// The customer VLAN tag of a frame goes into its completion instead of into memory
+    /// Delivers a frame's customer VLAN tag in the completion instead of in memory
     /// (`IBV_QP_CREATE_CVLAN_STRIPPING`).
     pub fn strip_vlan(mut self) -> Self {
         self.raw.flags |= QpCreateFlags::CVLAN_STRIPPING;
         self
     }
 
-    /// A frame's check sequence, 4 bytes, is delivered after it (`IBV_QP_CREATE_SCATTER_FCS`).
+    /// Delivers frames with their check sequence (FCS) of 4 bytes (`IBV_QP_CREATE_SCATTER_FCS`).
     pub fn keep_check_sequence(mut self) -> Self {
         self.raw.flags |= QpCreateFlags::SCATTER_FCS;
         self
@@ -66,7 +66,7 @@ impl<L: Layer> QpBuilder<RawEthernet, L> {
     }
 }
 
-/// Refuses options that the device or the port does not have, and says why.
+/// Refuses options that the device or the port does not support.
 pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> Result<()> {
     if link != LinkLayer::Ethernet {
         let cause = format!("raw packet queue pairs are for Ethernet ports, not for {link}");
@@ -75,7 +75,7 @@ pub(super) fn check(context: &Context, link: LinkLayer, options: RawOptions) -> 
     check_capabilities(VERB, context, options)
 }
 
-/// Refuses options that the device does not have for raw packets, and says why.
+/// Refuses options that the device does not support for raw packets.
 pub(super) fn check_capabilities(
     verb: &'static str,
     context: &Context,
@@ -96,8 +96,8 @@ pub(super) fn check_capabilities(
     Ok(())
 }
 
-/// Bytes of a frame that each request must carry inline. If the kernel does not say, it is 18, as
-/// in libmlx5 (`mlx5_set_context` of rdma-core).
+/// Bytes of a frame that each request must carry inline: 18 unless the kernel reports that none are
+/// needed, as in libmlx5 (`mlx5_set_context` of rdma-core).
 pub(super) fn inline_header(context: &Context) -> u8 {
     match context.driver_limits().eth_min_inline {
         InlineMode::NONE => 0,
@@ -105,19 +105,19 @@ pub(super) fn inline_header(context: &Context) -> u8 {
     }
 }
 
-/// How fast a raw packet queue pair sends at most (`struct ibv_qp_rate_limit_attr`).
+/// The rate limit of a raw packet queue pair (`struct ibv_qp_rate_limit_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RateLimit {
     /// Kbit/s; 0 is unlimited.
     pub kbits_per_second: u32,
-    /// Bytes that may leave at full speed in one go; 0 leaves it to the device.
+    /// Bytes that may be sent at full speed in one burst; 0: the device chooses.
     pub max_burst: u32,
-    /// Bytes of a typical packet, which help the device to meet the rate; 0 if unknown.
+    /// Bytes of a typical packet, a hint that improves accuracy; 0 if unknown.
     pub typical_packet: u16,
 }
 
 impl RateLimit {
-    /// Plain kbit/s.
+    /// A limit in kbit/s without burst or packet size.
     pub const fn kbits_per_second(rate: u32) -> Self {
         Self { kbits_per_second: rate, max_burst: 0, typical_packet: 0 }
     }
@@ -137,12 +137,11 @@ impl<L: Layer, R: Register> QueuePair<RawEthernet, L, R> {
         inline_header(self.context()).into()
     }
 
-    /// Limits how fast it sends (ibv_modify_qp_rate_limit), in RTS only. With 0 kbit/s it is
-    /// unlimited again.
+    /// Sets or, with 0 kbit/s, removes the rate limit (ibv_modify_qp_rate_limit). In RTS only.
     ///
     /// # Errors
-    /// `Unsupported` if the device does not pace raw packets, or not with bursts; `InvalidInput`
-    /// for a rate out of the device's range, or bursts without a rate; errors of the kernel.
+    /// `Unsupported` if the device cannot pace raw packets or set a burst size; `InvalidInput` for
+    /// a rate out of the device's range, or a burst size without a rate; errors of the kernel.
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify_rate_limit(&mut self, limit: RateLimit) -> Result<()> {
         let pacing = self.context().attributes()?.pacing();

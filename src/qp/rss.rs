@@ -1,19 +1,18 @@
-//! Receive side scaling: frames are spread over work queues by a hash of their addresses and ports.
+//! Receive side scaling (RSS): a hash of addresses and ports spreads frames over work queues.
 //!
-//! Three objects are between a steering rule and a receive. A
-//! [`WorkQueue`](super::work_queue::WorkQueue) has the receives. An [`IndirectionTable`] has
-//! places, as many as a power of two, each with a work queue; a queue may have several places. An
-//! [`RssTarget`] hashes the frames that its steering rules bring. The low bits of the hash are the
-//! place, and the completion has the hash
-//! ([`receive_hash`](crate::cq::WorkCompletion::receive_hash)).
+//! Three objects are between a steering rule and a receive. An [`RssTarget`] hashes the frames of
+//! its steering rules. An [`IndirectionTable`] has a power of two of entries, each of which names a
+//! work queue; several entries may name the same one. The low bits of the hash choose the entry.
+//! The [`WorkQueue`](super::work_queue::WorkQueue) has the receives, and each completion has the
+//! hash ([`receive_hash`](crate::cq::WorkCompletion::receive_hash)).
 //!
-//! A target hashes frames of one IP version and one protocol, so a program that spreads TCP and UDP
-//! over IPv4 and IPv6 makes four targets over the same table, each with its rules. A rule should
-//! match what its target hashes: the software device gives frames of another kind to the first
-//! place; what hardware does with them is unconfirmed.
+//! A target hashes frames of one IP version and one protocol. A program that spreads TCP and UDP
+//! over IPv4 and IPv6 makes four targets over the same table, each with its own rules. A rule
+//! should match only frames that its target hashes: the software device delivers other frames to
+//! the first entry's queue; the behaviour of hardware is unconfirmed.
 //!
-//! The kernel changes neither tables nor targets. [`Spread`](crate::flow::Spread) has rules, target
-//! and table together, and gives the places to other queues in one call without losing a frame.
+//! The kernel cannot modify tables or targets. [`Spread`](crate::flow::Spread) combines rules,
+//! target and table, and redistributes the entries in one call without losing a frame.
 //!
 //! ```no_run
 //! use uverbs::qp::rss::{RssOptions, RssTraffic};
@@ -58,12 +57,12 @@ const CREATE_TABLE: &str = "create_rwq_ind_table";
 const DESTROY_TABLE: &str = "destroy_rwq_ind_table";
 const CREATE: &str = "create_qp";
 /// `IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE` is 13.
-const MAX_PLACES: usize = 1 << 13;
+const MAX_ENTRIES: usize = 1 << 13;
 /// Bytes of a Toeplitz key.
 pub const RSS_KEY_BYTES: usize = 40;
 
-/// The key of Microsoft's verification suite for receive side scaling, which many drivers use: its
-/// hashes of known addresses are published.
+/// The key of Microsoft's RSS verification suite, which many drivers use. Microsoft publishes its
+/// hashes of sample addresses.
 pub const DEFAULT_RSS_KEY: [u8; RSS_KEY_BYTES] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
     0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
@@ -71,12 +70,12 @@ pub const DEFAULT_RSS_KEY: [u8; RSS_KEY_BYTES] = [
 ];
 
 /// An indirection table of work queues (`struct ibv_rwq_ind_table`): from
-/// [`Context::create_indirection_table`]. It keeps its queues alive. Clones are handles to the same
-/// table, which is destroyed with the last of them and the last target made with it.
+/// [`Context::create_indirection_table`]. It keeps its queues alive. Clones share one table, which
+/// is destroyed when the last clone and the last target are dropped.
 #[derive(Debug, Clone)]
 pub struct IndirectionTable(Arc<Table>);
 
-/// Declared in this order: the table ends before its queues do.
+/// The order of the fields matters: the table is destroyed before its queues.
 #[derive(Debug)]
 struct Table {
     object: Object<Context>,
@@ -87,11 +86,11 @@ struct Table {
 const TABLE: Kind = object_kind!(DESTROY_TABLE, "indirection table", destroy::HANDLE);
 
 impl Context {
-    /// Makes a table whose places are `queues`, in this order.
+    /// Makes a table with the entries `queues`, in this order.
     ///
     /// # Errors
-    /// `InvalidInput` for a number of places that is not a power of two, or more than the device
-    /// has; for queues of another context; errors of the kernel.
+    /// `InvalidInput` for a number of entries that is not a power of two or exceeds the device's
+    /// limit, and for queues of another context; errors of the kernel.
     #[doc(alias = "ibv_create_rwq_ind_table")]
     pub fn create_indirection_table(&self, queues: &[&WqHandle]) -> Result<IndirectionTable> {
         self.commands().require_opener(CREATE_TABLE)?;
@@ -121,26 +120,26 @@ impl Context {
             return asked(format!("{cause}: give some queues several places"));
         }
         let most = self.attributes()?.kernel.rss_caps.max_rwq_indirection_table_size as usize;
-        if places > most.min(MAX_PLACES) {
+        if places > most.min(MAX_ENTRIES) {
             return asked(format!("the device has tables of at most {most} places"));
         }
         Ok(())
     }
 }
 
-/// The command with its places. The kernel ignores zeros after them (`uverbs_request_finish`).
+/// The command with the entries. The kernel ignores zeros after them (`uverbs_request_finish`).
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Places {
     head: ExCreateRwqIndTable,
-    handles: [u32; MAX_PLACES],
+    handles: [u32; MAX_ENTRIES],
 }
 
 impl Places {
     fn new(queues: &[&WqHandle]) -> Box<Self> {
         let log_ind_tbl_size = queues.len().trailing_zeros();
         let head = ExCreateRwqIndTable { comp_mask: 0, log_ind_tbl_size };
-        let mut command = Box::new(Self { head, handles: [0; MAX_PLACES] });
+        let mut command = Box::new(Self { head, handles: [0; MAX_ENTRIES] });
         for (place, queue) in command.handles.iter_mut().zip(queues) {
             *place = queue.kernel_handle();
         }
@@ -169,7 +168,7 @@ impl IndirectionTable {
         self.0.number
     }
 
-    /// The queue of each place.
+    /// The queue of each entry.
     pub fn queues(&self) -> &[WqHandle] {
         &self.0.queues
     }
@@ -177,8 +176,7 @@ impl IndirectionTable {
     /// Destroys it (ibv_destroy_rwq_ind_table).
     ///
     /// # Errors
-    /// `Busy` while targets or other handles hold it; errors of the kernel. It is returned
-    /// unchanged.
+    /// `Busy` while targets or clones hold it; errors of the kernel. It is returned unchanged.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let name = format!("the table {:#x}", self.number());
@@ -189,8 +187,7 @@ impl IndirectionTable {
     }
 }
 
-/// Which frames a target hashes: those of one IP version, and of one protocol if their ports are
-/// hashed.
+/// The frames that a target hashes: one IP version, and one protocol if ports are hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RssTraffic {
     /// Addresses of IPv4.
@@ -225,7 +222,7 @@ impl RssTraffic {
     }
 }
 
-/// What a target hashes, and with which key (`struct ibv_rx_hash_conf`). The function is Toeplitz.
+/// Fields and key of a target's hash (`struct ibv_rx_hash_conf`). The function is Toeplitz.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RssOptions {
     fields: RssFields,
@@ -235,30 +232,30 @@ pub struct RssOptions {
 
 impl RssOptions {
     /// Any fields, for combinations that [`RssOptions::new`] does not offer, such as destinations
-    /// only. The kernel refuses fields of both IP versions or of two protocols together, and an
-    /// empty set unless the table has one place.
+    /// only. [`ProtectionDomain::create_rss_target`] refuses fields of both IP versions or of two
+    /// protocols, and an empty set unless the table has one entry.
     pub const fn with_fields(fields: RssFields) -> Self {
         Self { fields, key: DEFAULT_RSS_KEY, port: 1 }
     }
 
-    /// Source and destination of such frames, with [`DEFAULT_RSS_KEY`], on port 1.
+    /// Source and destination of `traffic`, with [`DEFAULT_RSS_KEY`], on port 1.
     pub fn new(traffic: RssTraffic) -> Self {
         Self::with_fields(traffic.fields())
     }
 
-    /// Another key.
+    /// Sets the key.
     pub const fn key(mut self, key: [u8; RSS_KEY_BYTES]) -> Self {
         self.key = key;
         self
     }
 
-    /// The port of its rules, from 1.
+    /// Sets the port of the target's rules, from 1.
     pub const fn port(mut self, port: u8) -> Self {
         self.port = port;
         self
     }
 
-    /// Refuses fields that no mlx5 device hashes together (`create_rss_raw_qp_tir`,
+    /// Refuses combinations that no mlx5 device hashes (`create_rss_raw_qp_tir`,
     /// drivers/infiniband/hw/mlx5/qp.c).
     fn check(&self, places: usize) -> Result<()> {
         let both = |one: RssTraffic, other: RssTraffic| {
@@ -294,11 +291,11 @@ impl RssOptions {
     }
 }
 
-/// A queue pair without queues that spreads what its steering rules bring over a table's work
-/// queues: from [`ProtectionDomain::create_rss_target`].
+/// A queue pair without queues of its own, which spreads the frames of its steering rules over a
+/// table's work queues: from [`ProtectionDomain::create_rss_target`].
 ///
-/// It has no number and no states, and nothing is posted to it or completes on it. Dropping it ends
-/// its rules and destroys it.
+/// It has no number and no state; nothing is posted to it or completes on it. Dropping it destroys
+/// its rules and itself.
 #[derive(Debug)]
 pub struct RssTarget {
     core: Core,
@@ -334,7 +331,7 @@ impl ProtectionDomain {
     }
 }
 
-/// Sends the command; the kernel's handle.
+/// Sends the command. Returns the kernel's handle.
 fn create_target(
     pd: &ProtectionDomain,
     table: &IndirectionTable,
@@ -370,7 +367,7 @@ impl RssTarget {
         &mut self.core
     }
 
-    /// Destroys it as its `Drop` does, steering rules first. Does nothing the second time.
+    /// Destroys it as `Drop` does, steering rules first. Does nothing the second time.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.core.end()
     }

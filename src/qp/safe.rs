@@ -26,10 +26,10 @@ use crate::memory::pd::ProtectionDomain;
 use crate::memory::posting::{Admission, Refused, Sends, for_atomic};
 use crate::memory::slot::{Abandoned, Slot};
 
-/// The safe layer's part of a queue pair: what it needs to post slots and get them back.
+/// The safe layer's part of a queue pair: the state for posting slots and getting them back.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// Identifies the slots that are in flight on this queue pair. Its completions carry it.
+    /// Identifies the slots in flight on this queue pair; its completions carry the number.
     serial: Serial,
     cqs: [CqBits; 2],
     sends: Sends,
@@ -65,7 +65,7 @@ impl Slots {
         self.receives
     }
 
-    /// Moves the state to another owner. This one must not post any more.
+    /// Moves the state out. The remaining value must not post.
     pub(super) fn move_out(&mut self) -> Self {
         let sends = self.sends.move_out();
         let Self { serial, cqs, receives, low_water_mark, .. } = *self;
@@ -88,7 +88,7 @@ impl Slots {
     }
 
     /// The slots that were in flight when the queue pair was destroyed or reset. `user` is closed,
-    /// so the device completes nothing more. A poller may still be taking earlier completions.
+    /// so no new completion is accepted. A poller may still be taking earlier completions.
     pub(super) fn abandoned<T: QueuePairType, R: Register>(
         &self,
         user: Option<QueueHandle>,
@@ -103,8 +103,8 @@ impl Slots {
 }
 
 impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
-    /// Posts an operation on the filled part of `slot`: what a send or a write carries, or how much
-    /// a read fetches.
+    /// Posts an operation on the filled part of `slot`: the data of a SEND or WRITE, or the space
+    /// for the result of a READ.
     ///
     /// # Errors
     /// The slot, with the reason.
@@ -134,7 +134,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     /// `slot`, in this machine's byte order.
     ///
     /// # Errors
-    /// The slot, with the reason: `BadAtomic` also for a slot of less than 8 bytes.
+    /// The slot, with the reason: `BadAtomic` for a slot of less than 8 bytes.
     #[inline]
     pub fn post_atomic<O>(
         &mut self,
@@ -150,8 +150,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         let send = &mut self.queues.send;
         self.slots.sends.send(slot, flags, |launch| {
             let send = send.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as
-            // in `post_send`.
+            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; otherwise
+            // as in `post_send`.
             unsafe { send.post_as(launch, operation, result, flags) }
         })
     }
@@ -178,8 +178,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         })
     }
 
-    /// Builds a request of one block (64 bytes) with `data` inside it, for posting it again and
-    /// again with other data or another address ([`InlineTemplate`]).
+    /// Builds a request of one block (64 bytes) with inline `data`, to post it many times with
+    /// other data or another address ([`InlineTemplate`]).
     ///
     /// # Errors
     /// Those of posting the request, except `Full` and `BadState`; `NotATemplate` if it takes more
@@ -236,10 +236,10 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         })
     }
 
-    /// Posts sends whose operations are known at run time only, in order, and rings the doorbell
-    /// once for all that were posted (`ibv_post_send` with a list).
+    /// Posts sends whose operations are known only at run time, in order, and rings the doorbell
+    /// once for all of them (`ibv_post_send` with a list).
     ///
-    /// An iterator that is passed by `&mut` still has the requests after a refused one.
+    /// If the iterator is passed by `&mut`, it still has the requests after a refused one.
     ///
     /// # Errors
     /// The slot of the first request that cannot be posted, with the reason; those before it are
@@ -303,7 +303,8 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         posted.or_else(|slot| self.post_receive_slow(slot))
     }
 
-    /// [`QueuePair::post_receive`] where the queue has to look for space, or refuses the slot.
+    /// [`QueuePair::post_receive`] if the fast path has no space: recomputes the space, or refuses
+    /// the slot.
     #[cold]
     #[inline(never)]
     fn post_receive_slow(&mut self, slot: Slot) -> Result<(), Refused> {
@@ -314,12 +315,12 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     }
 
     /// Sets the number of outstanding receives below which
-    /// [`receives_run_low`](Self::receives_run_low) says so; 0 at first.
+    /// [`receives_run_low`](Self::receives_run_low) returns true; initially 0.
     pub fn set_low_water_mark(&mut self, receives: u32) {
         self.slots.low_water_mark = receives;
     }
 
-    /// Whether fewer receives are outstanding than the low-water mark. Call it now and then in the
+    /// Whether fewer receives are outstanding than the low-water mark. For occasional checks in the
     /// polling loop.
     pub fn receives_run_low(&mut self) -> bool {
         self.outstanding_receives() < self.slots.low_water_mark
@@ -336,26 +337,25 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     }
 }
 
-/// A send whose operation is known at run time only, and the slot that it carries: see
-/// [`QueuePair::post_list`].
+/// A send whose operation is known only at run time, and its slot: see [`QueuePair::post_list`].
 #[derive(Debug)]
 pub struct SlotRequest<'a> {
     /// The operation.
     pub operation: RunTimeOperation<'a>,
     /// The destination.
     pub destination: RunTimeDestination<'a>,
-    /// Flags for its completion and its order.
+    /// Flags for completion and ordering.
     pub flags: PostFlags,
     /// The data: the filled part, or the first 8 bytes for the result of an atomic.
     pub slot: Slot,
 }
 
-/// Sends that share one doorbell, which is rung when this is published or dropped: from
+/// Sends that share one doorbell, which is rung when the batch is published or dropped: from
 /// [`QueuePair::batch`].
 ///
 /// If a batch is leaked, its doorbell is never rung. The slots of its signaled sends are lost, and
-/// those of all unsignaled sends that these would have released. The slots of its other unsignaled
-/// sends come back with the next signaled send.
+/// so are those of unsignaled sends before them. The slots of its other unsignaled sends come back
+/// with the next signaled send.
 #[derive(Debug)]
 pub struct Batch<'q, T: QueuePairType, R: Register = BlueFlame> {
     batch: ManuallyDrop<RawBatch<'q, T, R>>,
@@ -407,8 +407,8 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         let (slot, result) = for_atomic(slot)?;
         let batch = &mut self.batch;
         self.sends.send(slot, flags, |launch| {
-            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; else as
-            // in `build`.
+            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; otherwise
+            // as in `build`.
             unsafe { batch.build(launch.id(), operation, result, flags) }?;
             launch.start();
             Ok(())
@@ -457,11 +457,11 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         })
     }
 
-    /// Builds a send whose operation is known at run time only, after what was built before.
+    /// Builds a send whose operation is known only at run time, after what was built before.
     ///
     /// # Errors
-    /// The slot, with the reason: also for what the types of [`Batch::build`] do not allow. What
-    /// was built before stays built.
+    /// The slot, with the reason, which may be a combination that the types of [`Batch::build`] do
+    /// not allow. What was built before stays built.
     pub fn build_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
         let SlotRequest { operation, destination, flags, slot } = request;
         let (slot, data) = match run_time_payload(operation) {
@@ -487,7 +487,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         })
     }
 
-    /// Rings the doorbell for everything built so far, as dropping it does.
+    /// Rings the doorbell for everything built so far, as dropping the batch does.
     #[inline(always)]
     pub fn publish(self) {
         let mut this = ManuallyDrop::new(self);
@@ -539,10 +539,10 @@ fn publish_dropped<T: QueuePairType, R: Register>(batch: RawBatch<'_, T, R>) {
     batch.publish();
 }
 
-/// Receives that the device learns of together, when this is published or dropped: from
+/// Receives that the device sees together, when the batch is published or dropped: from
 /// [`QueuePair::receive_batch`].
 ///
-/// If a batch is leaked, the device may never learn of its receives, and their slots may be lost.
+/// If a batch is leaked, the device may never see its receives, and their slots may be lost.
 #[derive(Debug)]
 pub struct ReceiveBatch<'q> {
     batch: ManuallyDrop<RecvBatch<'q>>,
@@ -608,7 +608,7 @@ impl<'q> ReceiveBatch<'q> {
         })
     }
 
-    /// Tells the device of everything built so far, as dropping it does.
+    /// Publishes everything built so far, as dropping the batch does.
     #[inline(always)]
     pub fn publish(self) {}
 }

@@ -1,4 +1,4 @@
-//! The rings that hold what a program asks of a queue pair.
+//! Sizes of a queue pair's rings.
 
 use uverbs_mlx5::send_queue::Service;
 use uverbs_mlx5::size::{self, DeviceLimits, Operations, RecvSize, SendSize, SendWanted};
@@ -8,7 +8,7 @@ use crate::mlx5::sizes::refused;
 
 const VERB: &str = "create_qp";
 
-/// What a program asks of a queue pair, and later what it was granted.
+/// Capacities of a queue pair: those requested, and later those granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capacities {
     /// Send requests that may be outstanding.
@@ -23,8 +23,8 @@ pub struct Capacities {
     pub max_inline_data: u32,
 }
 
-/// The rings of a queue pair in one buffer. The receives come first; their part is at least as long
-/// as one block of the sends.
+/// The rings of a queue pair in one buffer: receives, then sends. The receive ring is at least as
+/// long as one block of the send ring.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rings {
     pub(super) send: SendSize,
@@ -60,7 +60,7 @@ impl Rings {
         Ok(Self { send, receive })
     }
 
-    /// What was granted.
+    /// The granted capacities.
     pub(super) fn capacities(&self) -> Capacities {
         Capacities {
             max_send_wr: self.send.requests,

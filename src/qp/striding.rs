@@ -1,4 +1,4 @@
-//! Strides: receive work queues whose buffers many frames share.
+//! Strides: receive work queues in which many frames share a buffer.
 
 use uverbs_mlx5::completion_queue::StrideShape;
 use uverbs_uapi::mlx5::device::StridingRqCaps;
@@ -8,10 +8,10 @@ use uverbs_uapi::mlx5::wq::CreateWq;
 use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The bit of `IB_QPT_RAW_PACKET`: the device supports strides for raw packets.
+/// The bit of `IB_QPT_RAW_PACKET` in `supported_qpts`.
 const RAW_PACKET: u32 = 1 << 8;
 
-/// Bytes of a stride.
+/// Bytes per stride.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "a number")]
@@ -26,8 +26,8 @@ pub enum StrideBytes {
     B8192 = 13,
 }
 
-/// Strides of a work request. ConnectX devices begin at 512, those with `ext_stride_num_range` at
-/// 8 (mlx5_ib).
+/// Strides per work request: at least 512 on ConnectX devices, at least 8 on those with
+/// `ext_stride_num_range` (mlx5_ib).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "a number")]
@@ -51,8 +51,8 @@ pub enum StridesPerWqe {
 /// How the buffer of each work request of a striding queue is divided
 /// (`struct mlx5dv_striding_rq_init_attr`).
 ///
-/// A frame takes as many strides as it needs. One that does not fit into the rest of a buffer goes
-/// to the next; one that is longer than a whole buffer is dropped.
+/// A frame takes as many strides as it needs. A frame that does not fit into the rest of a buffer
+/// goes to the next buffer; a frame longer than a buffer is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Striding {
     bytes: StrideBytes,
@@ -66,8 +66,8 @@ impl Striding {
         Self { bytes, strides, two_byte_shift: false }
     }
 
-    /// By base-2 logarithms, as in `struct mlx5dv_striding_rq_init_attr`; `None` for values that no
-    /// device has.
+    /// From base-2 logarithms, as in `struct mlx5dv_striding_rq_init_attr`; `None` for values that
+    /// no device supports.
     #[doc(hidden)]
     pub const fn from_logs(bytes: u32, strides: u32) -> Option<Self> {
         use StrideBytes::*;
@@ -103,29 +103,29 @@ impl Striding {
         Some(Self::new(bytes, strides))
     }
 
-    /// Frames begin two bytes after the start of a stride, so that the IP header after the 14 bytes
-    /// of Ethernet is aligned to 4.
+    /// Lets frames begin two bytes after the start of a stride, so that the IP header after the
+    /// Ethernet header of 14 bytes is aligned to 4 bytes.
     pub const fn two_byte_shift(mut self) -> Self {
         self.two_byte_shift = true;
         self
     }
 
-    /// Bytes of a stride.
+    /// Bytes per stride.
     pub const fn stride_bytes(self) -> u32 {
         1 << self.bytes as u32
     }
 
-    /// Strides of a buffer.
+    /// Strides per buffer.
     pub const fn strides(self) -> u32 {
         1 << self.strides as u32
     }
 
-    /// Bytes of a buffer.
+    /// Bytes per buffer.
     pub const fn wqe_bytes(self) -> u32 {
         self.stride_bytes() * self.strides()
     }
 
-    /// The longest frame that is received.
+    /// The longest frame that is received, in bytes.
     pub const fn longest_frame(self) -> u32 {
         self.wqe_bytes() - if self.two_byte_shift { 2 } else { 0 }
     }
@@ -138,7 +138,7 @@ impl Striding {
         }
     }
 
-    /// The values for the kernel's command.
+    /// Sets the fields of the kernel's command.
     pub(super) fn describe(self, request: &mut CreateWq) {
         request.comp_mask |= CreateWqMask::STRIDING_RQ;
         request.single_stride_log_num_of_bytes = self.bytes as u32;
@@ -146,7 +146,7 @@ impl Striding {
         request.two_byte_shift_en = u32::from(self.two_byte_shift);
     }
 
-    /// Compares it with the device's limits.
+    /// Checks it against the device's limits.
     pub(super) fn check(self, verb: &'static str, context: &Context) -> Result<()> {
         let caps = context.attributes()?.mlx5.striding_rq_caps;
         if caps.supported_qpts & RAW_PACKET == 0 {

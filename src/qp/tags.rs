@@ -1,4 +1,4 @@
-//! Changing the list of tags of a tag matching shared receive queue.
+//! Changing the tag list of a tag matching shared receive queue.
 
 use super::builder::QpBuilder;
 use super::qp_type::Rc;
@@ -10,10 +10,10 @@ use crate::host::events::Wait;
 use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::srq::SrqHandle;
 
-/// Changes the list of tags of a tag matching shared receive queue: adds entries and removes them.
-/// Each change may make a completion, in the queue's completion queue.
+/// Adds and removes entries of the tag list of a tag matching shared receive queue. Each change may
+/// produce a completion, in the completion queue of the shared receive queue.
 ///
-/// It is a queue pair that is connected to itself (`create_cmd_qp` of libmlx5).
+/// Changes are posted to a queue pair that is connected to itself (`create_cmd_qp` of libmlx5).
 #[derive(Debug)]
 pub struct TagQueue {
     pub(super) qp: QueuePair<Rc, Raw>,
@@ -21,11 +21,11 @@ pub struct TagQueue {
 }
 
 impl SrqHandle<Raw> {
-    /// Makes the queue that changes this queue's list of tags, for at most `changes` at a time.
+    /// Makes the queue for changes of the tag list, with at most `changes` outstanding changes.
     ///
     /// # Errors
-    /// `InvalidInput` for no changes, or if this queue matches no tags, or has or had one; those of
-    /// a queue pair.
+    /// `InvalidInput` if `changes` is 0, if this queue matches no tags, or if it has or had a tag
+    /// queue; errors of creating a queue pair.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_tag_queue(&self, changes: u32) -> Result<TagQueue> {
         const VERB: &str = "create_tag_queue";

@@ -13,11 +13,10 @@ const VERB: &str = "alloc_td";
 
 /// A doorbell register that several queue pairs share.
 ///
-/// Every queue pair has a register of its own unless it is made in a domain. Sharing saves
-/// registers: devices have thousands, and ENOMEM of `alloc_uar` means that none is left. It costs
-/// an uncontended spin lock per doorbell if one thread uses all queue pairs of the domain, and
-/// waiting if several threads do. So the program chooses: a domain for each thread, one for all
-/// queue pairs of a context, or a register for each queue pair.
+/// Every queue pair has its own register unless it is made in a domain. Sharing saves registers:
+/// devices have thousands, and ENOMEM of `alloc_uar` means that none is left. Sharing costs a spin
+/// lock per doorbell, uncontended if one thread uses all queue pairs of the domain. The program
+/// chooses: a domain for each thread, one for all queue pairs of a context, or none.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;
@@ -46,7 +45,8 @@ impl Context {
     /// Allocates a thread domain.
     ///
     /// # Errors
-    /// `Unsupported` where the kernel fixes doorbell pages at open; errors of the kernel.
+    /// `Unsupported` if the kernel assigns doorbell pages when the device is opened; errors of the
+    /// kernel.
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_thread_domain(&self) -> Result<ThreadDomain> {
         let register = self.inner().uars.dedicated()?.map(Arc::new).ok_or_else(|| {

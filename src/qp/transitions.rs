@@ -1,10 +1,10 @@
-//! Which attributes a queue pair needs, and may have, in each change of state.
+//! The required and optional attributes of each change of state.
 //!
 //! The facts are those of the kernel's table (`qp_state_table` in drivers/infiniband/core/verbs.c),
 //! which follows IBTA volume 1, section 11.2.5.2; for dynamic connections those of the driver
 //! (`modify_dci_qp_is_ok` and `mlx5_ib_modify_dct` in drivers/infiniband/hw/mlx5/qp.c). The library
-//! checks this table before the kernel does, so that an error names the attributes that are missing
-//! or not allowed, instead of a bare EINVAL.
+//! checks this table before it asks the kernel, so that an error names the attributes that are
+//! missing or not allowed. The kernel returns only EINVAL.
 
 use std::fmt;
 
@@ -25,14 +25,14 @@ pub struct Transition {
 /// What is wrong with the attributes of a change of state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransitionError {
-    /// No queue pair has this change of state.
+    /// No queue pair of this type has this change of state.
     NoSuchTransition {
         /// The state the queue pair is in.
         from: State,
         /// The state asked for.
         to: State,
     },
-    /// The change exists, with other attributes.
+    /// The change needs other attributes.
     Attributes {
         /// The state the queue pair is in.
         from: State,
@@ -68,7 +68,8 @@ impl fmt::Display for TransitionError {
 
 impl std::error::Error for TransitionError {}
 
-/// What a queue pair of type `qp_type` needs to go from `from` to `to`; `None` where it cannot.
+/// The attributes that move a queue pair of type `qp_type` from `from` to `to`; `None` if it has no
+/// such change.
 pub fn transition(qp_type: QpType, from: State, to: State) -> Option<Transition> {
     let (required, optional) = match (from, to) {
         _ if qp_type == QpType::DcInitiator => initiator(from, to)?,

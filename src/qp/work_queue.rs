@@ -36,10 +36,10 @@ pub use builder::WqBuilder;
 const MODIFY: &str = "modify_wq";
 const DESTROY: &str = "destroy_wq";
 
-/// A queue pair's posting sides, of which a work queue has the receive queue.
+/// A queue pair's queues. A work queue has only the receive queue.
 type Receives = Queues<RawPacket, BlueFlame>;
 
-/// A handle to a work queue, for indirection tables: it keeps the queue, and cannot post to it.
+/// A handle to a work queue, for indirection tables: it keeps the queue alive, and cannot post.
 #[derive(Clone)]
 pub struct WqHandle(pub(super) Arc<Shared>);
 
@@ -63,9 +63,9 @@ pub(super) struct Shared {
     current: Mutex<Current>,
     receives: u32,
     sge: u32,
-    /// The posting side and the safe layer's state, once the owner has dropped them.
+    /// The receive queue and the safe layer's state, once the owner has dropped them.
     left: Mutex<Option<(Receives, Option<Slots>)>>,
-    /// The buffers that a queue of frames had posted when it was dropped.
+    /// The posted buffers of a dropped queue of Ethernet frames.
     buffers: Mutex<Option<Box<dyn Buffers>>>,
     memory: Arc<RingMemory>,
     live: bool,
@@ -86,11 +86,11 @@ pub(super) struct Current {
 /// States of a work queue (`enum ibv_wq_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WqState {
-    /// It takes no receives and no frames, and its posted receives are gone.
+    /// It accepts no receives and no frames, and its posted receives are discarded.
     Reset,
-    /// It takes receives and frames.
+    /// It accepts receives and frames.
     Rdy,
-    /// Receives are flushed; leads to RESET only.
+    /// Receives are flushed. The only next state is RESET.
     Err,
 }
 
@@ -103,7 +103,7 @@ impl WqState {
         }
     }
 
-    /// The state of a queue pair that posts and completes the same way.
+    /// The queue pair state with the same posting and completion behaviour.
     fn of_posting(self) -> QpState {
         match self {
             Self::Reset => QpState::Reset,
@@ -131,13 +131,12 @@ impl WqHandle {
         self.0.number
     }
 
-    /// The state as far as this process knows: the one that it asked for, or that an event or a
-    /// completion has reported since.
+    /// The state as this process knows it, from its own changes and from events and completions.
     pub fn state(&self) -> WqState {
         self.0.current().known()
     }
 
-    /// Keeps what was posted until the device has forgotten the queue.
+    /// Keeps the posted buffers until the work queue is destroyed.
     pub(crate) fn keep_buffers(&self, buffers: impl Buffers + 'static) {
         *self.0.buffers() = Some(Box::new(buffers));
     }
@@ -166,15 +165,14 @@ impl Current {
     }
 }
 
-/// A receive work queue (`struct ibv_wq`): a receive queue of raw Ethernet frames that belongs to
-/// no queue pair. Frames come to it through an
-/// [`IndirectionTable`](crate::qp::rss::IndirectionTable) that names it and an
-/// [`RssTarget`](crate::qp::rss::RssTarget) that steering rules lead to.
+/// A receive work queue (`struct ibv_wq`): a receive queue of raw Ethernet frames without a queue
+/// pair. Steering rules lead frames to an [`RssTarget`](crate::qp::rss::RssTarget), whose
+/// [`IndirectionTable`](crate::qp::rss::IndirectionTable) names work queues.
 ///
 /// Receives are posted and complete as those of a queue pair. Dereferences to its [`WqHandle`]. It
-/// may be dropped before the tables that name it: frames then go on to fill what is posted, and it
-/// is destroyed with the last table. Slots that are left go back to their slabs then; the memory
-/// that raw receives name is in use until then.
+/// may be dropped before the tables that name it: frames continue to fill posted receives, and it
+/// is destroyed with the last table. Until then its slots stay in flight, and the device uses the
+/// memory that raw receives name.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -210,7 +208,7 @@ impl<L: Layer> std::ops::Deref for WorkQueue<L> {
 }
 
 impl WorkQueue<Raw> {
-    /// The provider's queue, which stays in its place.
+    /// The provider's queue. The caller must not swap it with another one.
     pub(crate) fn receive_queue(&mut self) -> Option<&mut RecvQueue> {
         self.queue.receive.as_mut()
     }
@@ -222,24 +220,23 @@ impl<L: Layer> WorkQueue<L> {
         &self.handle
     }
 
-    /// Receives that were posted and whose completion was not polled.
+    /// Receives that were posted and whose completion was not polled yet.
     pub fn outstanding_receives(&mut self) -> u32 {
         self.queue.receive.as_mut().map_or(0, RecvQueue::outstanding)
     }
 
-    /// Changes its state (ibv_modify_wq). A change to RESET takes what was posted before: its
-    /// completions that the completion queue still holds are not reported, unless another thread is
-    /// polling them at that moment.
+    /// Changes its state (ibv_modify_wq). A change to RESET discards all posted receives. Their
+    /// completions that are still in the completion queue are not reported, unless another thread
+    /// is polling them at that moment.
     ///
     /// # Errors
-    /// `BadState` from ERR to RDY; errors of the kernel. Nothing has changed then.
+    /// `BadState` from ERR to RDY; errors of the kernel. On an error nothing has changed.
     #[doc(alias = "ibv_modify_wq")]
     pub fn modify(&mut self, state: WqState) -> Result<()> {
         self.modify_flags(Some(state), 0, 0)
     }
 
-    /// [`modify`](Self::modify) that also changes those flags (`enum ibv_wq_flags`) that are in
-    /// `mask`.
+    /// As [`modify`](Self::modify), and also changes the flags (`enum ibv_wq_flags`) in `mask`.
     ///
     /// # Errors
     /// As for [`modify`](Self::modify).
@@ -332,14 +329,14 @@ impl Shared {
         self.context.commands().destroy_with_events::<_, u32>(DESTROY, method, self.handle)
     }
 
-    /// For kernels before 5.9.
+    /// Kernels before 5.9 have only the write command.
     fn destroy_write(&self) -> Result<()> {
         let command = ExDestroyWq { comp_mask: 0, wq_handle: self.handle };
         self.context.commands().write(DESTROY, &command).map(drop)
     }
 
-    /// Leaves the kernel's object, which a `Drop` could not destroy because of `error`, until the
-    /// context is closed: the device may go on to use the memory and to complete.
+    /// Keeps the kernel's object, which a `Drop` could not destroy because of `error`, until the
+    /// context is closed: the device may still use the memory and complete receives.
     fn keep(&mut self, error: &Error) {
         let user = self.current().user.clone();
         let left = (self.left().take(), self.buffers().take());

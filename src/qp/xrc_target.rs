@@ -1,4 +1,4 @@
-//! The receiving end of an extended reliable connection.
+//! The receiving end of an extended reliable connection (XRC).
 
 use uverbs_uapi::enums::QpType as KernelQpType;
 use uverbs_uapi::mlx5::CreateQp as DriverRequest;
@@ -18,19 +18,18 @@ use crate::host::lifetime::{Destroy, destroy_methods};
 use crate::srq::SrqHandle;
 use crate::srq::xrcd::XrcDomain;
 
-/// "No user index" to the kernel: a target completes nothing itself.
+/// Means "no user index" to the kernel: no completion names the target.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 const TARGET: KernelQpType = KernelQpType(QpType::XrcReceive as u8);
-/// For programs that take every step themselves: they give every address, so the port needs no GID.
+/// For programs that set every address themselves: the port needs no GID.
 const OPTIONAL: Requirement = Requirement::Optional;
 const OPEN: &str = "open_qp";
 
-/// An XRC target: it receives for every XRC shared receive queue of its domain. It posts and
-/// completes nothing itself; messages complete to the completion queue of the shared receive queue
-/// that they name.
+/// An XRC target: it receives for every XRC shared receive queue of its domain. Nothing is posted
+/// to it; messages complete to the completion queue of the shared receive queue that they name.
 ///
-/// Contexts that share the domain can open the same target: each can change it and gets its events.
-/// The kernel destroys the target when the last context has destroyed its handle.
+/// Contexts that share the domain can open the same target: each can modify it and receives its
+/// events. The kernel destroys the target when the last context has destroyed its handle.
 #[derive(Debug)]
 pub struct XrcReceiver {
     core: Core,
@@ -48,8 +47,8 @@ impl XrcDomain {
         Ok(receiver)
     }
 
-    /// As [`XrcDomain::create_receiver`], in RESET, for a program that takes every step by
-    /// [`XrcReceiver::modify`] and gives every address itself: the port needs no usable GID.
+    /// As [`XrcDomain::create_receiver`], in RESET, for a program that makes every change of state
+    /// with [`XrcReceiver::modify`]. The port needs no usable GID.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -68,7 +67,7 @@ impl XrcDomain {
         Ok(self.receiver([created.handle, created.number], events, path))
     }
 
-    /// Opens the XRC target of this number. This context or another one has made it in the domain.
+    /// Opens the XRC target with this number, which this or another context has made in the domain.
     ///
     /// # Errors
     /// `InvalidInput` if the domain has no such target; errors of the kernel.
@@ -118,12 +117,12 @@ impl XrcReceiver {
         self.core.number
     }
 
-    /// The state as far as this process knows.
+    /// The state as this process knows it.
     pub fn state(&self) -> State {
         self.core.known_state()
     }
 
-    /// What an initiator needs to connect to it and to send to `srq` through it.
+    /// The data that an initiator needs to connect to it and to send to `srq` through it.
     pub fn endpoint<L>(&self, srq: &SrqHandle<L>) -> Endpoint {
         Endpoint { srqn: srq.number(), ..self.core.endpoint() }
     }

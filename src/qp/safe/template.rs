@@ -3,7 +3,7 @@
 use uverbs_mlx5::request::{PostFlags, Remote};
 use uverbs_mlx5::send_queue::{Field, Operation, Template, Write, WriteImmediate};
 
-/// A request with its data inside that is built once and posted again and again: from
+/// A request with inline data that is built once and posted many times: from
 /// [`QueuePair::template`](crate::QueuePair::template).
 ///
 /// Any queue pair whose type has the operation can post it. A template of a raw packet fits only
@@ -15,7 +15,7 @@ pub struct InlineTemplate<O: Operation, const BLOCKS: usize = 1> {
 }
 
 impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
-    /// Puts other bytes into the template's data. False, and nothing changed, unless the field is
+    /// Replaces bytes of the template's data. Returns false and changes nothing if the field is not
     /// inside the data that the template was made with.
     #[inline(always)]
     #[must_use]
@@ -27,8 +27,8 @@ impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
         self.template.set(field, bytes)
     }
 
-    /// Puts other data into the template. False, and nothing changed, unless it has the length of
-    /// what the template was made with.
+    /// Replaces the template's data. Returns false and changes nothing unless the length is that of
+    /// the data that the template was made with.
     #[inline(always)]
     #[must_use]
     pub fn set_inline(&mut self, data: &[u8]) -> bool {
@@ -39,7 +39,7 @@ impl<O: Operation, const BLOCKS: usize> InlineTemplate<O, BLOCKS> {
 macro_rules! remote_templates {
     ($($operation:ident),*) => {$(
         impl<const BLOCKS: usize> InlineTemplate<$operation, BLOCKS> {
-            /// Puts another remote address into the template, and its key.
+            /// Replaces the template's remote address and key.
             #[inline(always)]
             pub fn set_remote(&mut self, remote: Remote) {
                 self.template.set_remote(remote);

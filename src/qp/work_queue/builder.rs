@@ -30,8 +30,8 @@ use crate::qp::striding::Striding;
 
 const CREATE: &str = "create_wq";
 
-/// Makes a receive work queue: from [`ProtectionDomain::create_wq`] or, of the raw layer,
-/// [`ProtectionDomain::create_raw_wq`].
+/// Makes a receive work queue: from [`ProtectionDomain::create_wq`], or
+/// [`ProtectionDomain::create_raw_wq`] on the raw layer.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct WqBuilder<L: Layer = Safe> {
@@ -45,15 +45,14 @@ pub struct WqBuilder<L: Layer = Safe> {
 }
 
 impl ProtectionDomain {
-    /// Starts building a receive work queue for at least `receives` slots at a time, which complete
-    /// to `cq`.
+    /// Starts building a receive work queue for at least `receives` outstanding receives, which
+    /// complete to `cq`.
     #[doc(alias = "ibv_create_wq")]
     pub fn create_wq(&self, cq: &CqHandle, receives: u32) -> WqBuilder {
         WqBuilder::new(self, cq, receives)
     }
 
-    /// Starts building a receive work queue of the raw layer, for at least `receives` outstanding
-    /// receives, which complete to `cq`.
+    /// As [`ProtectionDomain::create_wq`], of the raw layer.
     #[doc(alias = "ibv_create_wq")]
     pub fn create_raw_wq(&self, cq: &CqHandle<Raw>, receives: u32) -> WqBuilder<Raw> {
         WqBuilder::new(self, cq, receives)
@@ -67,11 +66,11 @@ impl WqBuilder<Raw> {
         self
     }
 
-    /// Each receive is a buffer of strides that many frames fill, of
-    /// [`Striding::wqe_bytes`] bytes.
+    /// Each receive is a buffer of [`Striding::wqe_bytes`] bytes, divided into strides, for many
+    /// frames.
     ///
-    /// Its completions count strides and not receives, which
-    /// [`CompletionQueue::poll`](crate::raw::CompletionQueue::poll) does not understand: poll with
+    /// Its completions count strides instead of receives.
+    /// [`CompletionQueue::poll`](crate::raw::CompletionQueue::poll) cannot handle these: poll with
     /// a [`StridingQueue`](crate::ethernet::StridingQueue), or read the ring yourself.
     #[doc(alias = "mlx5dv_create_wq")]
     pub fn striding(mut self, striding: Striding) -> Self {
@@ -79,7 +78,7 @@ impl WqBuilder<Raw> {
         self
     }
 
-    /// A value that completions of this queue hand back.
+    /// A value that completions of this queue carry.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
         self
@@ -93,33 +92,33 @@ impl<L: Layer> WqBuilder<L> {
         Self { pd, cq, receives, sge: 1, flags, striding, user_context: 0 }
     }
 
-    /// VLAN tags go into the completion instead of into memory.
+    /// Delivers VLAN tags in the completion instead of in memory.
     pub fn strip_vlan(mut self) -> Self {
         self.flags |= WqFlags::CVLAN_STRIPPING;
         self
     }
 
-    /// Frames are delivered with their check sequence of four bytes.
+    /// Delivers frames with their check sequence (FCS) of four bytes.
     pub fn keep_check_sequence(mut self) -> Self {
         self.flags |= WqFlags::SCATTER_FCS;
         self
     }
 
-    /// Creates it in RDY: receives may be posted, and it takes frames as soon as a target leads to
+    /// Creates it in RDY: receives may be posted, and frames arrive as soon as a target leads to
     /// it.
     ///
     /// # Errors
-    /// `InvalidInput` beyond what the device can; `Unsupported` where it has no Ethernet port, or
-    /// lacks what was asked for; ENOMEM, with the memlock limit where that is the likely reason;
-    /// other errors of the kernel.
+    /// `InvalidInput` beyond the device's limits; `Unsupported` if it has no Ethernet port or lacks
+    /// an option; ENOMEM, with the memlock limit if that is the likely reason; other errors of the
+    /// kernel.
     pub fn build(self) -> Result<WorkQueue<L>> {
         let mut queue = self.build_in_reset()?;
         queue.modify(WqState::Rdy)?;
         Ok(queue)
     }
 
-    /// As [`WqBuilder::build`], in RESET: it takes neither receives nor frames before
-    /// [`WorkQueue::modify`] took it to RDY.
+    /// As [`WqBuilder::build`], in RESET: it accepts neither receives nor frames until
+    /// [`WorkQueue::modify`] moves it to RDY.
     ///
     /// # Errors
     /// As for [`WqBuilder::build`].
@@ -185,7 +184,7 @@ impl<L: Layer> WqBuilder<L> {
             .map_err(|error| sizes::refused(CREATE, error, asked))
     }
 
-    /// The link that a striding queue's WQEs begin with.
+    /// Octowords (16 bytes) of the link segment at the start of a striding queue's WQEs.
     fn head_octowords(&self) -> u32 {
         u32::from(self.striding.is_some())
     }
@@ -206,7 +205,7 @@ impl<L: Layer> WqBuilder<L> {
         Ok(user)
     }
 
-    /// Sends the command; the kernel's handle and the device's number.
+    /// Sends the command. Returns the kernel's handle and the device's number.
     fn create(
         &self,
         context: &Context,
