@@ -1,4 +1,4 @@
-//! Shared receive queues: receives that serve every queue pair made with them.
+//! Shared receive queues (SRQs): their receives serve every queue pair made with them.
 
 pub(crate) mod post;
 pub(crate) mod xrcd;
@@ -46,11 +46,11 @@ impl<L: Layer> fmt::Debug for SharedReceiveQueue<L> {
     }
 }
 
-/// The posting side, with the memory that it posts to.
+/// The provider's queue, with the memory of its ring.
 type PostingSide = Anchored<SharedRecvQueue, (Arc<RingMemory>, ())>;
 
-/// Makes a shared receive queue: from [`ProtectionDomain::create_srq`] or, of the raw layer,
-/// [`ProtectionDomain::create_raw_srq`].
+/// Makes a shared receive queue: from [`ProtectionDomain::create_srq`], or
+/// [`ProtectionDomain::create_raw_srq`] on the raw layer.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is created until build() is called"]
 pub struct SrqBuilder<L: Layer = Safe> {
@@ -66,16 +66,15 @@ pub struct SrqBuilder<L: Layer = Safe> {
 }
 
 impl ProtectionDomain {
-    /// Starts building a shared receive queue for at least `receives` slots at a time. Queue pairs
-    /// of any completion queue may be made with it.
+    /// Starts building a shared receive queue for at least `receives` outstanding receives. Its
+    /// queue pairs may have any completion queues.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, receives: u32) -> SrqBuilder {
         SrqBuilder::new(self, receives)
     }
 
-    /// Starts building a shared receive queue of the raw layer, for at least `receives` outstanding
-    /// receives.
+    /// As [`ProtectionDomain::create_srq`], of the raw layer.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_raw_srq(&self, receives: u32) -> SrqBuilder<Raw> {
@@ -90,15 +89,15 @@ impl SrqBuilder<Raw> {
         self
     }
 
-    /// A tag matching queue: the device compares the tags of messages with a list of at most `tags`
-    /// entries ([`SrqHandle::create_tag_queue`]), and completes them to `cq`.
+    /// Makes it a tag matching queue: the device compares the tags of messages with a list of at
+    /// most `tags` entries ([`SrqHandle::create_tag_queue`]). Messages complete to `cq`.
     #[doc(alias = "IBV_SRQT_TM")]
     pub fn match_tags(self, cq: &CqHandle<Raw>, tags: u16) -> Self {
         Self { cq: Some(cq.clone()), xrcd: None, tags: Some(tags), ..self }
     }
 
-    /// A value that completions of an XRC shared receive queue hand back. Completions of other
-    /// shared receive queues hand back the value of their queue pair.
+    /// A value that completions of an XRC shared receive queue carry. Completions of other shared
+    /// receive queues carry the value of their queue pair.
     pub fn user_context(mut self, value: u64) -> Self {
         self.user_context = value;
         self
@@ -110,7 +109,8 @@ impl<L: Layer> SrqBuilder<L> {
         Self { pd: pd.clone(), receives, sge: 1, xrcd: None, cq: None, tags: None, user_context: 0 }
     }
 
-    /// An XRC shared receive queue: XRC targets of `domain` deliver to it, completions go to `cq`.
+    /// Makes it an XRC shared receive queue: XRC targets of `domain` deliver to it, and receives
+    /// complete to `cq`.
     pub fn xrc(self, domain: &XrcDomain, cq: &CqHandle<L>) -> Self {
         Self { xrcd: Some(domain.clone()), cq: Some(cq.clone()), tags: None, ..self }
     }
@@ -137,10 +137,10 @@ impl<L: Layer> SrqBuilder<L> {
         self.tags.unwrap_or_default().into()
     }
 
-    /// Creates it.
+    /// Creates the shared receive queue.
     ///
     /// # Errors
-    /// `InvalidInput` beyond what the device can; ENOMEM, with the memlock limit where that is the
+    /// `InvalidInput` beyond the device's limits; ENOMEM, with the memlock limit if that is the
     /// likely reason; other errors of the kernel.
     pub fn build(self) -> Result<SharedReceiveQueue<L>> {
         let context = self.pd.context().clone();
@@ -165,7 +165,7 @@ impl<L: Layer> SrqBuilder<L> {
         let (handle, number) = self.create(&context, ring, &memory, &user, events.id())?;
         events.set_name(&format!("SRQ {number:#x}"));
         user.set_number(number);
-        // A message that an entry takes makes up to two completions.
+        // A message that matches an entry of the tag list makes up to two completions.
         user.set_capacity(0, ring.requests + 2 * self.max_tags());
         let shared = Shared {
             pd: self.pd,
@@ -219,7 +219,7 @@ impl<L: Layer> SrqBuilder<L> {
         Ok(user)
     }
 
-    /// Sends the command; the kernel's handle and the device's number.
+    /// Sends the command. Returns the kernel's handle and the device's number.
     fn create(
         &self,
         context: &Context,
@@ -260,7 +260,7 @@ fn posting_side(
 ) -> Result<PostingSide> {
     let stride = ring.stride;
     memory.queues(CREATE, (), |memory, (doorbell, _)| {
-        // Queue pairs on it may deliver inside the completion; those that do not never make such
+        // Some queue pairs may deliver data inside the completion; the others never make such
         // completions.
         let scatter_to_cqe = true;
         let config = SharedRecvQueueConfig { memory, doorbell, handle, stride, scatter_to_cqe };
@@ -268,8 +268,8 @@ fn posting_side(
     })
 }
 
-/// A handle to a shared receive queue, for making queue pairs on it, for queries and for changes.
-/// It cannot post.
+/// A handle to a shared receive queue, for making queue pairs and for query and modify. It cannot
+/// post.
 #[derive(Clone)]
 pub struct SrqHandle<L = Safe>(Arc<Shared>, PhantomData<L>);
 
@@ -294,7 +294,7 @@ struct Shared {
     granted: AtomicU32,
     sge: u32,
     ring: u32,
-    /// The posting side, once its owner is gone.
+    /// The provider's queue, after its owner was dropped.
     posting: Mutex<Option<PostingSide>>,
     memory: Arc<RingMemory>,
     live: bool,
@@ -303,29 +303,29 @@ struct Shared {
 /// Attributes of a shared receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SrqAttributes {
-    /// Receives that may be outstanding, as granted.
+    /// Receives that may be outstanding.
     pub max_wr: u32,
-    /// SGEs per receive; not looked at by modify.
+    /// SGEs per receive; modify ignores it.
     pub max_sge: u32,
-    /// One event is raised when fewer receives than this are outstanding; 0: none is armed.
+    /// One event is raised when fewer receives than this are outstanding; 0: no limit is armed.
     pub limit: u32,
 }
 
 impl<L> SrqHandle<L> {
     identity_methods! { 0 }
 
-    /// The device's number for it: what XRC peers need.
+    /// The device's number for it, which XRC peers need.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> u32 {
         self.0.number
     }
 
-    /// The handle without its layer, for keeping the queue.
+    /// The handle without its layer, to keep the queue alive.
     pub(crate) fn into_shared(self) -> SrqHandle<Raw> {
         SrqHandle(self.0, PhantomData)
     }
 
-    /// Whether it is one of an XRC domain, with a completion queue of its own.
+    /// Whether it is an XRC shared receive queue.
     pub(crate) fn is_xrc(&self) -> bool {
         self.0.xrcd.is_some()
     }
@@ -340,7 +340,7 @@ impl<L> SrqHandle<L> {
         &self.0.user
     }
 
-    /// Its attributes now (ibv_query_srq): what was granted, and the limit if one is armed.
+    /// Its current attributes (ibv_query_srq).
     ///
     /// # Errors
     /// `BadState` after SRQ_ERR; errors of the kernel.
@@ -357,12 +357,11 @@ impl<L> SrqHandle<L> {
         })
     }
 
-    /// Changes the attributes that `mask` names (ibv_modify_srq). If anything is wrong, nothing
-    /// changes.
+    /// Changes the attributes in `mask` (ibv_modify_srq). On an error nothing has changed.
     ///
     /// # Errors
-    /// `InvalidInput` for unknown bits, a limit above what was granted, a size beyond the ring;
-    /// `Unsupported` for MAX_WR where the device cannot resize (no mlx5 can); `BadState` after
+    /// `InvalidInput` for unknown bits, a limit above `max_wr`, or a size beyond the ring;
+    /// `Unsupported` for MAX_WR if the device cannot resize (no mlx5 device can); `BadState` after
     /// SRQ_ERR; errors of the kernel.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, mask: SrqAttrMask, attributes: SrqAttributes) -> Result<()> {
@@ -382,8 +381,8 @@ impl<L> SrqHandle<L> {
         Ok(())
     }
 
-    /// Arms one SRQ_LIMIT_REACHED event for when fewer than `limit` receives are outstanding; 0
-    /// disarms. Post receives first: the event comes at once if there are too few already.
+    /// Arms one SRQ_LIMIT_REACHED event, raised when fewer than `limit` receives are outstanding; 0
+    /// disarms. Post receives first: if there are fewer already, the event is raised at once.
     ///
     /// # Errors
     /// As [`SrqHandle::modify`].
@@ -428,14 +427,14 @@ impl<L> SrqHandle<L> {
 
 /// A shared receive queue: receives posted to it serve every queue pair that was made with it.
 ///
-/// On the safe layer receives are slots: whichever queue pair a message comes to, its completion
-/// brings the slot back, from whichever completion queue is polled.
+/// On the safe layer receives are slots. The completion of a message gives back the slot, on the
+/// completion queue of the queue pair that received it.
 ///
-/// Dereferences to its [`SrqHandle`], which asks, arms and changes it. It may be dropped before its
-/// queue pairs, which then go on to consume what is posted; slots that are left go back to their
-/// slabs when the last of them is gone. If a queue pair is destroyed
-/// while it holds a receive, the next [`SharedReceiveQueue::publish`] posts that receive again. If
-/// the device had begun to fill it, it is only given back when the shared queue is gone.
+/// Dereferences to its [`SrqHandle`], for query, modify and the limit. It may be dropped before its
+/// queue pairs, which then continue to consume posted receives; remaining slots go back to their
+/// slabs when the last queue pair is destroyed. If a queue pair is destroyed while it holds a
+/// receive, the next [`SharedReceiveQueue::publish`] posts that receive again. If the device had
+/// begun to fill it, it is given back only when the shared receive queue is destroyed.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;
@@ -478,8 +477,8 @@ impl<L: Layer> SharedReceiveQueue<L> {
         self.handle.0.granted.load(Ordering::Relaxed)
     }
 
-    /// Receives that were posted and whose completion was not polled. It counts them one by one;
-    /// [`SrqHandle::arm_limit`] has the device watch instead.
+    /// Receives that were posted and whose completion was not polled yet. The call visits each of
+    /// them; with [`SrqHandle::arm_limit`] the device counts instead.
     pub fn outstanding_receives(&self) -> u32 {
         let mut count = 0;
         self.queue.for_each_outstanding(|_| count += 1);
@@ -491,8 +490,8 @@ impl<L: Layer> SharedReceiveQueue<L> {
         self.queue.max_sge()
     }
 
-    /// Tells the device of receives that a batch built and did not publish, and of those that have
-    /// to be posted again because nothing was received into them.
+    /// Publishes receives that a batch built and did not publish, and posts again those that a
+    /// destroyed queue pair held unused.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.queue.publish();
@@ -515,8 +514,8 @@ impl<L: Layer> Destroy for SharedReceiveQueue<L> {
 }
 
 impl Shared {
-    /// Takes the posting side over from its owner. Queue pairs may go on to receive through the
-    /// queue, and short messages find their buffers by what it shows the poller.
+    /// Takes the provider's queue over from its dropped owner. Queue pairs may continue to receive
+    /// through it, and the poller needs the ring to find the buffers of short messages.
     fn take_over(&self, queue: PostingSide) {
         *self.posting.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
@@ -539,9 +538,9 @@ impl Drop for Shared {
             return;
         }
         let Err(error) = self.destroy(Wait::Forever) else { return };
-        // The device may still use this memory, so pollers go on knowing the ring, and its receives
-        // may still complete, so the block belongs to no other queue. In a forked child hiding the
-        // ring could wait for ever for the parent's poller.
+        // The device may still use this memory, so the ring stays visible to pollers. Its receives
+        // may still complete, so the user index belongs to no other queue. (In a forked child,
+        // hiding the ring could wait for ever for the parent's poller.)
         let queue = self.posting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let memory = (queue, self.memory.clone(), self.user.clone(), self.events.clone());
         self.context.inner().until_close.keep("shared receive queue", &error, memory);

@@ -26,7 +26,8 @@ impl SharedReceiveQueue<Raw> {
     /// # Safety
     /// The memory that `data` names stays registered and is not read or written by this process
     /// until the receive has completed or the queue has been destroyed. No [`PollBatch`] with
-    /// completions of this queue is leaked: they would be polled again, and complete it.
+    /// completions of this queue is leaked: the completions would be polled again, and would
+    /// complete a receive that was posted later.
     ///
     /// [`PollBatch`]: crate::raw::PollBatch
     #[inline(always)]
@@ -36,8 +37,9 @@ impl SharedReceiveQueue<Raw> {
         unsafe { self.queue.post(wr_id, data) }
     }
 
-    /// [`SharedReceiveQueue::post`] of one SGE, as far as it is the fast path. `false`, and nothing
-    /// has changed, if that has to be called. `request` gives the id and the SGE.
+    /// The fast path of [`SharedReceiveQueue::post`], for one SGE. If it is not possible, returns
+    /// `false` and changes nothing; the caller then calls `post`. `request` returns the id and the
+    /// SGE.
     ///
     /// # Safety
     /// As for [`SharedReceiveQueue::post`]. The SGE is neither empty nor too long.
@@ -54,7 +56,7 @@ impl SharedReceiveQueue<Raw> {
         RawSharedReceiveBatch(self.queue.batch())
     }
 
-    /// Where its ring is, its doorbell record, and the entry that is posted next: for programs that
+    /// Its ring, its doorbell record and the index of the next entry to post, for programs that
     /// write receives themselves.
     pub fn layout(&self) -> (RingLayout, *mut u8, u32) {
         let (start, entries, stride, head) = self.queue.layout();
@@ -70,8 +72,8 @@ impl SharedReceiveQueue<Raw> {
     /// The provider's own queue.
     ///
     /// # Safety
-    /// It stays where it is: it is not exchanged with another one (by
-    /// `mem::swap` and the like), since it works on memory that `self` frees when it goes.
+    /// The caller does not exchange it with another queue (by `mem::swap`, for instance): it uses
+    /// memory that `self` frees when dropped.
     pub unsafe fn provider(&mut self) -> &mut SharedRecvQueue {
         &mut self.queue
     }
@@ -79,7 +81,7 @@ impl SharedReceiveQueue<Raw> {
 
 /// Receives being built into a shared receive queue, published together.
 ///
-/// Dropping it leaves what was built in the queue, unpublished: what is posted later publishes it.
+/// Dropping it leaves the built receives in the queue, unpublished; the next post publishes them.
 #[derive(Debug)]
 #[must_use = "receives reach the device when they are published"]
 pub struct RawSharedReceiveBatch<'q>(SharedRecvBatch<'q>);
@@ -105,7 +107,7 @@ impl RawSharedReceiveBatch<'_> {
     }
 }
 
-/// What a shared receive queue of the safe layer knows of its slots.
+/// The safe layer's part of a shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SlotReceives {
     serial: Serial,
@@ -128,8 +130,7 @@ impl SharedReceiveQueue<Safe> {
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post(&mut self, slot: Slot) -> Result<(), Refused> {
         let posted = self.slots.admission.receive_fast(slot, |launch| {
-            // SAFETY: as for `build` of a batch; the launch comes before the device learns of the
-            // slot.
+            // SAFETY: as for `build` of a batch; the slot is launched before the device sees it.
             unsafe { self.queue.post_fast(|| launch.receive()) }
         });
         posted.or_else(|slot| self.post_slow(slot))
@@ -149,7 +150,7 @@ impl SharedReceiveQueue<Safe> {
     }
 }
 
-/// Receives that the device learns of together, when this is published or dropped: from
+/// Receives that the device sees together, when the batch is published or dropped: from
 /// [`SharedReceiveQueue::batch`]. If it is leaked, the next post publishes them.
 #[derive(Debug)]
 pub struct SharedReceiveBatch<'q> {
@@ -166,9 +167,9 @@ impl SharedReceiveBatch<'_> {
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
         let batch = &mut self.batch;
         let built = self.admission.receive_fast(slot, |launch| {
-            // SAFETY: the slot is launched then, and nothing touches its memory until the
-            // completion or the end of the queue; it keeps the registration. The device learns of
-            // it only when it is published. No slot is empty or too long.
+            // SAFETY: the slot is launched then, and nothing accesses its memory until the
+            // completion or the end of the queue; it keeps the registration. The device sees it
+            // only when it is published. No slot is empty or too long.
             unsafe { batch.build_fast(|| launch.receive()) }
         });
         let Err(slot) = built else { return Ok(()) };
@@ -195,8 +196,8 @@ impl<L: Layer> Drop for SharedReceiveQueue<L> {
         self.handle.0.take_over(unsafe { ManuallyDrop::take(&mut self.queue) });
         if let Some(slots) = L::get(&mut self.slots) {
             let handle = Some(self.handle.user().clone());
-            // SAFETY: receives that are left are looked up by the handle, and are of this queue.
-            // They are released once the queue is closed, which is when it is destroyed.
+            // SAFETY: the remaining receives are found by the handle, so they are of this queue.
+            // They are released when the queue is closed, that is, destroyed.
             let left = unsafe { Abandoned::new(handle, Vec::new(), Chain::EMPTY, slots.serial) };
             self.handle.context().inner().kept.defer(left);
         }

@@ -1,5 +1,4 @@
-//! XRC domains: what XRC targets and XRC shared receive queues have in common, also across
-//! processes.
+//! XRC domains, which XRC targets and XRC shared receive queues share, also across processes.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use crate::device::context::Context;
 use crate::error::{DestroyError, Result};
 use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 
-/// An XRC domain. Clones are handles to the same domain; objects made from it hold one.
+/// An XRC domain. Clones share one domain; objects made from it hold a clone.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -19,8 +18,8 @@ use crate::host::lifetime::{Kind, Object, destroy_unshared, object_kind};
 /// let domain = context.open_xrcd()?;
 /// let srq = pd.create_srq(128).xrc(&domain, cq.handle()).build()?;
 /// let receiver = domain.create_receiver(Default::default())?;
-/// let told_to_the_peer = receiver.endpoint(srq.handle());
-/// # let _ = told_to_the_peer;
+/// let endpoint = receiver.endpoint(srq.handle()); // for the peer
+/// # let _ = endpoint;
 /// # Ok::<(), uverbs::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -34,14 +33,14 @@ impl Context {
     /// Opens an XRC domain that only this context uses.
     ///
     /// # Errors
-    /// `Unsupported` where the device has no XRC; errors of the kernel.
+    /// `Unsupported` if the device has no XRC; errors of the kernel.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self) -> Result<XrcDomain> {
         self.open_xrcd_as(None, nix::libc::O_CREAT)
     }
 
-    /// Opens the XRC domain that `file`'s inode names, shared by all processes that open it so;
-    /// creates it if it is new.
+    /// Opens the XRC domain that is bound to `file`'s inode, shared by all processes that open it
+    /// with this file; creates it if there is none.
     ///
     /// # Errors
     /// As [`Context::open_xrcd`].
@@ -49,7 +48,7 @@ impl Context {
         self.open_xrcd_as(Some(file), nix::libc::O_CREAT)
     }
 
-    /// Opens a domain with C's `oflags`.
+    /// Opens a domain with the `oflags` of open(2).
     ///
     /// # Errors
     /// Errors of the kernel.
