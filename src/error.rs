@@ -1,5 +1,4 @@
-//! What went wrong, in words: which verb, which errno, what was asked, the likely cause and the
-//! cure.
+//! Errors that name the verb, the errno, the arguments, the likely cause and the cure.
 
 use std::fmt;
 use std::io;
@@ -18,12 +17,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The kernel (or the software device) refused the command; see [`Error::errno`], which is
-    /// ENOMEM for instance.
+    /// The kernel (or the software device) refused the command; [`Error::errno`] has the reason,
+    /// for example ENOMEM.
     Refused,
-    /// An argument cannot be right, whatever the device; nothing was sent.
+    /// An argument is invalid; no command was sent.
     InvalidInput,
-    /// The device or the kernel lacks what was asked for; nothing was half made.
+    /// The device or the kernel does not support the request; nothing has changed.
     Unsupported,
     /// No such device, port, GID or file.
     NotFound,
@@ -37,15 +36,16 @@ pub enum ErrorKind {
     BadState,
     /// Other objects or unacknowledged events still hold the object.
     Busy,
-    /// Waiting would never end, since the calling thread itself holds what it would wait for.
+    /// The wait would never end, because the calling thread itself holds the event that it would
+    /// wait for.
     Deadlock,
-    /// The bound on a wait passed.
+    /// The time limit of a wait passed.
     TimedOut,
-    /// Nothing is there just now and the file descriptor is non-blocking.
+    /// There is nothing to take, and the call does not wait.
     WouldBlock,
     /// A signal interrupted the wait.
     Interrupted,
-    /// The device is gone.
+    /// The device was removed or has failed.
     DeviceGone,
     /// The calling process is a forked child of the one that opened the device.
     ForkedChild,
@@ -93,18 +93,18 @@ struct Details {
     source: Option<Source>,
 }
 
-/// What an error was made of.
+/// The underlying error.
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
 /// A failed verb.
 ///
-/// `Display` gives one sentence: the verb, the errno, what was asked, the likely cause and the
-/// cure, as far as they are known. One pointer wide.
+/// `Display` prints one sentence: the verb, the errno, the arguments, the likely cause and the
+/// cure, as far as they are known. The type has the size of a pointer.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
 /// use uverbs::ErrorKind;
-/// let error = uverbs::device("mlx5_77").expect_err("no machine has so many");
+/// let error = uverbs::device("mlx5_77").expect_err("there is no such device");
 /// assert_eq!(error.kind(), ErrorKind::NotFound);
 /// eprintln!("{error}");
 /// # }
@@ -112,8 +112,8 @@ type Source = Arc<dyn std::error::Error + Send + Sync>;
 #[derive(Clone)]
 pub struct Error(Box<Details>);
 
-/// The sentence, because `unwrap` and a `main` that returns an error print this; `{:#?}` has the
-/// parts.
+/// Prints the same sentence as `Display`, for `unwrap` and a `main` that returns an error; `{:#?}`
+/// prints the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if f.alternate() { fmt::Debug::fmt(&self.0, f) } else { fmt::Display::fmt(self, f) }
@@ -127,8 +127,7 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// What it was made of: the [`PostError`] or [`PollError`], or the system's error as an
-    /// [`io::Error`].
+    /// The underlying [`PostError`] or [`PollError`], or the system's error as an [`io::Error`].
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source.as_deref().map(|source| source as _)
     }
@@ -155,7 +154,7 @@ impl fmt::Display for Details {
 }
 
 impl Error {
-    /// An error that this library found itself, before or after asking the kernel.
+    /// An error that this library detected, before or after asking the kernel.
     pub(crate) fn new(verb: &'static str, kind: ErrorKind, cause: impl Into<String>) -> Self {
         Self(Box::new(Details {
             verb,
@@ -177,12 +176,13 @@ impl Error {
         Self::new(verb, ErrorKind::Unsupported, cause)
     }
 
-    /// An errno that the kernel gave for `verb`, with the cause and the cure where they are known.
+    /// An errno of the kernel for `verb`, with cause and cure if they are known.
     pub(crate) fn os(verb: &'static str, errno: Errno) -> Self {
         Self::raw(verb, errno as i32)
     }
 
-    /// As [`Error::os`]. The kernel also gives numbers that C has no name for, as ENOTSUPP (524).
+    /// As [`Error::os`]. The kernel also returns numbers without a name in C, such as ENOTSUPP
+    /// (524).
     pub(crate) fn raw(verb: &'static str, number: i32) -> Self {
         let errno = if number == 524 { Errno::EOPNOTSUPP } else { Errno::from_raw(number) };
         let (cause, cure) = diagnose(verb, errno);
@@ -198,8 +198,7 @@ impl Error {
         }))
     }
 
-    /// An I/O error, of the system or of this process's own making: the latter keeps its words, and
-    /// gets the errno of its kind.
+    /// An I/O error. One without an errno keeps its text, and gets the errno of its kind.
     pub(crate) fn io(verb: &'static str, error: &io::Error) -> Self {
         if let Some(errno) = error.raw_os_error() {
             return Self::raw(verb, errno);
@@ -224,7 +223,7 @@ impl Error {
         if lacks_resources(error) { failed } else { failed.with_kind(ErrorKind::NotFound) }
     }
 
-    /// Says what was asked for ("cqe 4096, vector 0").
+    /// Adds the arguments ("cqe 4096, vector 0").
     pub(crate) fn asked(mut self, asked: impl Into<String>) -> Self {
         self.0.asked = asked.into();
         self
@@ -253,7 +252,8 @@ impl Error {
         self
     }
 
-    /// Adds what pinning `bytes` of memory needs, where the failure is about memory.
+    /// Explains ENOMEM of a verb that pins `bytes` of memory by the memlock limit, if that is
+    /// likely.
     pub(crate) fn pinning(self, bytes: u64) -> Self {
         if self.errno() != Errno::ENOMEM as i32 {
             return self;
@@ -269,29 +269,27 @@ impl Error {
         self.0.kind
     }
 
-    /// The verb that failed, in the field's usual spelling (`"reg_mr"`, `"create_qp"`).
+    /// The failed verb without its prefix (`"reg_mr"`, `"create_qp"`).
     pub fn verb(&self) -> &'static str {
         self.0.verb
     }
 
-    /// The errno value: the kernel's own, or the one that fits where this library refused by
-    /// itself.
+    /// The errno value: the kernel's, or a suitable one if this library refused.
     pub fn errno(&self) -> i32 {
         self.0.errno
     }
 
-    /// Whether the errno came from the kernel (or the software device) rather than from this
-    /// library.
+    /// Whether the errno is from the kernel (or the software device).
     pub fn is_from_kernel(&self) -> bool {
         self.0.from_os
     }
 
-    /// The likely cause, empty where nothing beyond the errno is known.
+    /// The likely cause; empty if only the errno is known.
     pub fn cause(&self) -> &str {
         &self.0.cause
     }
 
-    /// What to do about it, empty where nothing is known.
+    /// The likely cure; empty if none is known.
     pub fn cure(&self) -> &str {
         &self.0.cure
     }
@@ -328,10 +326,9 @@ impl From<Error> for io::Error {
     }
 }
 
-/// A destroy that did not happen: the object comes back with the reason.
+/// A failed destruction: the object and the reason.
 ///
-/// Converts into [`Error`] (which drops the object, so its `Drop` tries once more) so that `?`
-/// works.
+/// Converts into [`Error`] for `?`. The conversion drops the object, so its `Drop` tries once more.
 ///
 /// ```no_run
 /// let context = uverbs::open_default()?;
@@ -339,14 +336,14 @@ impl From<Error> for io::Error {
 /// let qp = context.alloc_pd()?.create_qp::<uverbs::qp_type::Rc>(cq.handle(), cq.handle());
 /// let qp = qp.build()?;
 /// if let Err(refused) = cq.destroy() {
-///     eprintln!("{}", refused.error); // the queue pair completes to it
+///     eprintln!("{}", refused.error); // Busy: a queue pair uses the completion queue
 ///     drop(qp);
 ///     refused.object.destroy()?;
 /// }
 /// # Ok::<(), uverbs::Error>(())
 /// ```
 pub struct DestroyError<T> {
-    /// The object, unharmed. It is in a box, so that a destroy which succeeds moves nothing.
+    /// The object, unchanged. Boxed, so that the result of a successful destruction is small.
     pub object: Box<T>,
     /// Why it could not be destroyed.
     pub error: Error,
@@ -388,7 +385,7 @@ pub(crate) fn lacks_resources(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// The errno that says the same as an error's kind.
+/// The errno for a kind of I/O error.
 fn errno_of(kind: io::ErrorKind) -> Errno {
     use io::ErrorKind as Kind;
     match kind {
@@ -412,20 +409,20 @@ fn errno_of(kind: io::ErrorKind) -> Errno {
     }
 }
 
-/// Verbs that EPERM refuses for the memory that they pin (`can_do_mlock` in the kernel's
-/// `ib_umem_get`), and for no other capability.
+/// Verbs for which EPERM means that the process may not pin memory (`can_do_mlock` in the kernel's
+/// `ib_umem_get`): they need no other capability.
 fn pins_alone(verb: &str) -> bool {
     ["reg_mr", "rereg_mr", "create_cq", "resize_cq", "create_srq"].contains(&verb)
 }
 
-/// What lets a process pin more memory. The command line's advice names it, too.
+/// How to let a process pin more memory. The command prints it, too.
 #[doc(hidden)]
 pub const MEMLOCK_CURE: &str = "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, \
      --ulimit memlock=-1 for a container, or CAP_IPC_LOCK";
 
 fn diagnose(verb: &str, errno: Errno) -> (String, String) {
     let (cause, cure) = match errno {
-        // Of a file, not of a device.
+        // Errors of files, not of a device.
         _ if verb.ends_with("_recording") => ("", ""),
         Errno::EIO => (
             "the device was removed or has failed, or the kernel has cut this file off from it",
@@ -468,13 +465,13 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
     (cause.to_owned(), cure.to_owned())
 }
 
-/// Explains an ENOMEM by the memlock limit, where that is a plausible reason.
+/// Explains an ENOMEM by the memlock limit, if the limit applies.
 fn memlock_diagnosis(bytes: u64) -> Option<(String, String)> {
     let (soft, _) = getrlimit(Resource::RLIMIT_MEMLOCK).ok()?;
     if may_pin_all() { None } else { limited(bytes, soft) }
 }
 
-/// [`memlock_diagnosis`] of a process whose limit counts.
+/// [`memlock_diagnosis`] of a process to which the limit applies.
 fn limited(bytes: u64, soft: u64) -> Option<(String, String)> {
     if soft == libc::RLIM_INFINITY {
         return None;
@@ -487,7 +484,7 @@ fn limited(bytes: u64, soft: u64) -> Option<(String, String)> {
     Some((cause, MEMLOCK_CURE.to_owned()))
 }
 
-/// Whether this process has CAP_IPC_LOCK, with which the limit does not count.
+/// Whether this process has CAP_IPC_LOCK, so that the limit does not apply.
 fn may_pin_all() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,20 +1,20 @@
 //! A userspace RDMA verbs provider for NVIDIA ConnectX (mlx5), from the character device up: no
 //! libibverbs, no libmlx5, no C.
 //!
-//! A program opens a [`Device`] and gets a [`Context`]; from that it makes a [`ProtectionDomain`]
-//! for memory and queue pairs, and [`CompletionQueue`]s to learn what was done. Handles hold their
-//! parents, so they may be dropped in any order, and nothing that a program stores has a lifetime.
-//! Queues are then rung and polled without any call into the kernel.
+//! A program opens a [`Device`] and gets a [`Context`]. From the context it makes a
+//! [`ProtectionDomain`] for memory and queue pairs, and [`CompletionQueue`]s. Handles hold their
+//! parents, so they may be dropped in any order and have no lifetime parameters. Posting and
+//! polling make no system call.
 //!
-//! Two layers post. The safe one, [`QueuePair`], [`CompletionQueue`] and [`SharedReceiveQueue`],
-//! takes slots of registered memory ([`safe`]); the raw one ([`raw`]) takes addresses and keys and
-//! is `unsafe`. Generic code has the layer as a parameter: [`layer::Safe`], [`layer::Raw`]. With
-//! the cargo feature `soft` a software ConnectX is built in, opened by name (`soft`) or by
-//! `UVERBS_DEVICE=soft`, never by itself.
+//! There are two layers. The safe one, [`QueuePair`], [`CompletionQueue`] and
+//! [`SharedReceiveQueue`], takes slots of registered memory ([`safe`]); the raw one ([`raw`]) takes
+//! addresses and keys and is `unsafe`. Generic code has the layer as a parameter: [`layer::Safe`],
+//! [`layer::Raw`]. With the cargo feature `soft` a software ConnectX is built in. It is opened only
+//! by its name (`soft`) or by `UVERBS_DEVICE=soft`.
 //!
 //! # What to use for what
-//! Each of these has an example. A search for a C name (`ibv_post_send`) finds its counterpart
-//! here; [`from_libibverbs`] lists them all, with the differences that matter.
+//! A search for a C name (`ibv_post_send`) finds its counterpart; [`from_libibverbs`] lists them
+//! all, and the differences.
 //!
 //! | for | use |
 //! |---|---|
@@ -28,20 +28,19 @@
 //! | Ethernet frames past the kernel | [`ethernet`], [`flow`] |
 //! | sleeping until a completion | [`CompletionChannel`]; in tasks of tokio `uverbs::tokio` |
 //! | byte streams like `TcpStream` | the crate `uverbs-stream` |
-//! | tests without an adapter, faults on purpose | `uverbs::soft` |
+//! | tests without an adapter, injected faults | `uverbs::soft` |
 //!
 //! # Threads
-//! Nothing is bound to the thread that made it, and no call takes a lock on a queue: `&mut` is the
-//! lock.
+//! No queue has a lock: `&mut` is the lock.
 //!
-//! - May be shared (`Send + Sync`): [`Context`], [`ProtectionDomain`], [`ThreadDomain`],
+//! - Shared between threads (`Send + Sync`): [`Context`], [`ProtectionDomain`], [`ThreadDomain`],
 //!   [`XrcDomain`], [`CqHandle`], [`SrqHandle`], [`CompletionChannel`], [`MemoryRegion`],
 //!   [`MemoryView`], [`MemoryWindow`], [`Buffer`], [`DeviceMemory`], [`DeviceClock`],
-//!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events,
-//!   [`WqHandle`], [`IndirectionTable`], [`RssTarget`], [`cm::Channel`], [`cm::Id`], [`devx`].
+//!   [`AddressHandle`], [`Counters`], [`Flow`], [`Slab`], [`Slot`], detached events, [`WqHandle`],
+//!   [`IndirectionTable`], [`RssTarget`], [`cm::Channel`], [`cm::Id`], [`devx`].
 //! - Belong to one thread at a time (`Send`): [`CompletionQueue`], [`QueuePair`],
 //!   [`SharedReceiveQueue`] and [`WorkQueue`] of both layers.
-//! - Stay with their thread (neither): [`events::AsyncEvent`], [`completion_channel::CqEvent`].
+//! - Confined to their thread (neither): [`events::AsyncEvent`], [`completion_channel::CqEvent`].
 //!   Detach them to move them.
 //!
 //! # Example
@@ -78,7 +77,7 @@
 //! # }
 //! ```
 
-// Few files allow it: see `tests/rooms.rs`.
+// `tests/rooms.rs` lists the files that allow it.
 #![deny(unsafe_code)]
 
 pub mod cm;
@@ -141,10 +140,10 @@ pub use srq::{SrqBuilder, SrqHandle};
 #[doc = include_str!("../docs/from-libibverbs.md")]
 pub mod from_libibverbs {}
 
-/// The software ConnectX: building one, breaking one on purpose. Where an example says
-/// `uverbs_soft`, a program says `uverbs::soft`.
+/// The software ConnectX, and faults for tests. Where an example says `uverbs_soft`, write
+/// `uverbs::soft`.
 ///
-/// Two devices, of which the first loses its first packet; the message arrives all the same:
+/// Two devices. The first loses its first packet, and retransmission delivers the message:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -185,7 +184,7 @@ pub mod from_libibverbs {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A verb that fails once, an event, and a device that is pulled out:
+/// A verb that fails once, an event, and a removed device:
 ///
 /// ```
 /// use uverbs::soft::{AsyncKind, Errno, EventObject, Fault, Moment, SoftDevice};
@@ -225,12 +224,12 @@ pub mod soft {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Those of the page on market data too.
+/// So do those of `docs/trading.md`.
 #[cfg(all(doctest, feature = "soft"))]
 #[doc = include_str!("../docs/trading.md")]
 struct Trading;
 
-/// What must not compile does not.
+/// Misuse that must not compile.
 #[cfg(doctest)]
 #[doc = include_str!("../tests/does_not_compile.md")]
 struct DoesNotCompile;

@@ -1,5 +1,5 @@
-//! The raw layer: queues that take addresses and keys, in `unsafe` functions with a written
-//! contract, and add nothing to what the hardware needs.
+//! The raw layer: queues that take addresses and keys, in `unsafe` functions with a documented
+//! contract.
 //!
 //! Its builders come from [`Context::create_raw_cq`](crate::Context::create_raw_cq),
 //! [`ProtectionDomain::create_raw_qp`](crate::ProtectionDomain::create_raw_qp) and
@@ -17,7 +17,7 @@
 //! let mut cq = context.create_raw_cq(64).build()?;
 //! let mut near = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle()).build()?;
 //! let far = pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
-//! // The rights of the region are not enough: the queue pair has to grant peers access, too.
+//! // A peer needs the right both at the region and at the queue pair.
 //! let mut far = far.access(AccessFlags::REMOTE_WRITE).build()?;
 //! near.connect(&far.endpoint())?;
 //! far.connect(&near.endpoint())?;
@@ -58,7 +58,7 @@ pub use crate::mlx5::RingLayout;
 pub use crate::qp::raw::{QpLayout, TagBatch};
 pub use crate::srq::post::RawSharedReceiveBatch as SharedReceiveBatch;
 
-/// A completion queue that hands back ids.
+/// A completion queue that returns the ids of requests.
 pub type CompletionQueue = crate::cq::CompletionQueue<Raw>;
 /// A queue pair that takes addresses and keys.
 pub type QueuePair<T, R = BlueFlame> = crate::qp::QueuePair<T, Raw, R>;
@@ -66,9 +66,9 @@ pub type QueuePair<T, R = BlueFlame> = crate::qp::QueuePair<T, Raw, R>;
 pub type SharedReceiveQueue = crate::srq::SharedReceiveQueue<Raw>;
 /// A receive work queue that takes addresses and keys.
 pub type WorkQueue = crate::qp::work_queue::WorkQueue<Raw>;
-/// What queue pairs hold of a [`CompletionQueue`].
+/// A handle to a [`CompletionQueue`], for making queue pairs.
 pub type CqHandle = crate::CqHandle<Raw>;
-/// What queue pairs hold of a [`SharedReceiveQueue`].
+/// A handle to a [`SharedReceiveQueue`], for making queue pairs.
 pub type SrqHandle = crate::SrqHandle<Raw>;
 /// Makes a [`CompletionQueue`]: from [`Context::create_raw_cq`](crate::Context::create_raw_cq).
 pub type CqBuilder = crate::CqBuilder<Raw>;

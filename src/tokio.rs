@@ -11,11 +11,11 @@
 //! # }
 //! ```
 //!
-//! # No wake-up is lost
-//! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits, so what
-//! arrived before the arming is seen by the second poll and what arrives after it raises an event.
-//! Its channel is its own, so no other task can take that event. Every future here may be dropped
-//! at any moment: between taking something and returning it nothing waits.
+//! # Lost wake-ups and cancellation
+//! [`AsyncCompletionQueue::completion`] polls, arms, and polls once more before it waits: the
+//! second poll finds completions from before the arming, and later completions raise an event. Each
+//! queue has its own channel, so no other task can take that event. Every future here may be
+//! dropped at any time: none waits between taking a value and returning it.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -45,7 +45,7 @@ use crate::memory::slot::Slot;
 use crate::qp::qp_type::Rc;
 use crate::qp::{QueuePair, Register};
 
-/// A context's event file, as the reactor watches it.
+/// A context's event file, for the reactor.
 #[derive(Debug)]
 struct ContextEvents(Context);
 
@@ -59,7 +59,7 @@ fn watch<T: AsFd>(owner: T) -> Result<AsyncFd<Watched<T>>> {
     Watched::register(owner).map_err(|error| Error::io("register_with_tokio", &error))
 }
 
-/// Takes something when there is something to take.
+/// Waits until `attempt` no longer returns `WouldBlock`, and returns its result.
 async fn take<T, R>(fd: &AsyncFd<Watched<T>>, attempt: impl Fn(&T) -> Result<R>) -> Result<R> {
     let attempt = |file: &Watched<T>| loop {
         match attempt(file.owner()) {
@@ -74,12 +74,12 @@ async fn take<T, R>(fd: &AsyncFd<Watched<T>>, attempt: impl Fn(&T) -> Result<R>)
     taken.map_err(|error| Error::io("wait_in_tokio", &error))?
 }
 
-/// A file that tasks wait to read from: for what is built of several event files of this library,
-/// such as an epoll(7) file.
+/// A file on which tasks wait for readability: for files that combine several event files of this
+/// library, such as epoll(7) files.
 #[derive(Debug)]
 pub struct AsyncFile(AsyncFd<Watched<OwnedFd>>);
 
-/// That an [`AsyncFile`] may be readable.
+/// Shows that an [`AsyncFile`] may be readable.
 #[derive(Debug)]
 pub struct Readable<'a>(AsyncFdReadyGuard<'a, Watched<OwnedFd>>);
 
@@ -95,13 +95,13 @@ impl AsyncFile {
         watch(file).map(Self)
     }
 
-    /// Whether the file may be readable, or has an error (POLLERR). If not, the task is woken once
-    /// it is. Of several tasks the last that asked is woken.
+    /// Ready if the file may be readable or has an error (POLLERR). Otherwise the task is woken
+    /// when it is. If several tasks poll, only the last one is woken.
     ///
     /// # Errors
     /// Errors of the runtime as it shuts down.
     pub fn poll_readable(&self, task: &mut task::Context<'_>) -> Poll<Result<Readable<'_>>> {
-        // To mio an error alone is the end of writing, not of reading.
+        // mio reports an error alone as the end of writing, not of reading.
         let ready = match self.0.poll_read_ready(task) {
             Poll::Pending => self.0.poll_write_ready(task),
             ready => ready,
@@ -120,19 +120,19 @@ impl AsyncFile {
 }
 
 impl Readable<'_> {
-    /// Forgets it, unless the file has become readable again meanwhile: for a caller that found
-    /// nothing to read after it got this.
+    /// Clears the readiness, unless the file has become readable again meanwhile: for a caller that
+    /// found nothing to read.
     pub fn clear(mut self) {
         self.0.clear_ready();
     }
 }
 
-/// Wakes a task at a time, also where the runtime has no timers.
+/// Wakes a task at a given time, even if the runtime has no timers.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct Alarm {
     timer: AsyncFd<Watched<TimerFd>>,
-    /// When the timer ends, if it is set.
+    /// When the timer expires, if it is set.
     set: Mutex<Option<Instant>>,
 }
 
@@ -149,7 +149,8 @@ impl Alarm {
         Ok(Self { timer: watch(timer)?, set: Mutex::default() })
     }
 
-    /// Ready at `at` or later, also once before. The last task that asked is woken.
+    /// Ready at `at` or later; it may also be ready once before. If several tasks poll, only the
+    /// last one is woken.
     ///
     /// # Errors
     /// Errors of the runtime as it shuts down.
@@ -164,7 +165,7 @@ impl Alarm {
     fn set(&self, at: Instant) -> Result<()> {
         let mut set = self.lock();
         if *set != Some(at) {
-            // A time of zero would stop the timer.
+            // A time of 0 would disarm the timer.
             let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
             let once = Expiration::OneShot(TimeSpec::from_duration(left));
             let timer = self.timer.get_ref().owner();
@@ -181,8 +182,8 @@ impl Alarm {
     }
 }
 
-/// A completion channel whose events tasks wait for. Share it by reference; of several waiting
-/// tasks exactly one gets each event.
+/// A completion channel for tasks. Share it by reference; if several tasks wait, exactly one gets
+/// each event.
 #[derive(Debug)]
 pub struct AsyncCompletionChannel(AsyncFd<Watched<CompletionChannel>>);
 
@@ -193,12 +194,12 @@ impl AsyncCompletionChannel {
     /// Errors of `epoll_ctl(2)`.
     ///
     /// # Panics
-    /// Outside a tokio runtime with I/O enabled, as everything of tokio's.
+    /// Outside a tokio runtime with I/O enabled.
     pub fn new(channel: CompletionChannel) -> Result<Self> {
         watch(channel).map(Self)
     }
 
-    /// The channel, for completion queues to be made with.
+    /// The channel, for making completion queues.
     pub fn channel(&self) -> &CompletionChannel {
         self.0.get_ref().owner()
     }
@@ -206,7 +207,7 @@ impl AsyncCompletionChannel {
     /// Waits for one event. Cancel safe.
     ///
     /// # Errors
-    /// `DeviceGone` (EIO) once the device is gone.
+    /// `DeviceGone` (EIO) after the device was removed.
     pub async fn event(&self) -> Result<DetachedCqEvent> {
         take(&self.0, |channel| channel.try_get_event().map(|event| event.detach())).await
     }
@@ -237,13 +238,13 @@ impl AsyncEvents {
     /// Waits for one event. Cancel safe.
     ///
     /// # Errors
-    /// `DeviceGone` (EIO) once the device is gone and its last event taken.
+    /// `DeviceGone` (EIO) after the device was removed and its last event taken.
     pub async fn event(&self) -> Result<DetachedEvent> {
         take(&self.0, |context| context.0.try_get_event().map(|event| event.detach())).await
     }
 }
 
-/// A completion queue with a completion channel of its own, waited for by one task at a time.
+/// A completion queue with its own completion channel, for one task at a time.
 #[derive(Debug)]
 pub struct AsyncCompletionQueue<L: Layer = Safe> {
     queue: CompletionQueue<L>,
@@ -251,10 +252,11 @@ pub struct AsyncCompletionQueue<L: Layer = Safe> {
 }
 
 impl<L: Layer> CqBuilder<L> {
-    /// Creates a completion queue for tasks, with a channel of its own instead of any given before.
+    /// Creates a completion queue for tasks, with its own channel, which replaces any channel set
+    /// before.
     ///
     /// # Errors
-    /// As [`CqBuilder::build`], and what opening and watching the channel says.
+    /// As [`CqBuilder::build`]; errors of opening and watching the channel.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O enabled.
@@ -266,12 +268,12 @@ impl<L: Layer> CqBuilder<L> {
 }
 
 impl<L: Layer> AsyncCompletionQueue<L> {
-    /// What queue pairs hold of it.
+    /// Its handle, for making queue pairs.
     pub fn handle(&self) -> &CqHandle<L> {
         self.queue.handle()
     }
 
-    /// The queue itself, to be polled without waiting. Its arming does no harm.
+    /// The queue, for polling without waiting. Arming it does no harm.
     pub fn queue(&mut self) -> &mut CompletionQueue<L> {
         &mut self.queue
     }
@@ -294,25 +296,25 @@ impl<L: Layer> AsyncCompletionQueue<L> {
 }
 
 impl AsyncCompletionQueue {
-    /// Waits for the next completion and its slot. Cancel safe: both are taken only to be returned.
+    /// Waits for the next completion and its slot. Cancel safe.
     ///
     /// # Errors
-    /// When there will not be any more: the queue was overrun, or the device is gone.
+    /// Permanent errors: the queue was overrun, or the device was removed.
     pub async fn completion(&mut self) -> Result<(Option<Slot>, WorkCompletion)> {
         self.take(|queue| queue.poll().map(Completion::copied)).await
     }
 }
 
 impl AsyncCompletionQueue<Raw> {
-    /// Waits for the next completion. Cancel safe: a completion is taken only to be returned.
+    /// Waits for the next completion. Cancel safe.
     ///
     /// # Errors
-    /// When there will not be any more: the queue was overrun, or the device is gone.
+    /// Permanent errors: the queue was overrun, or the device was removed.
     pub async fn completion(&mut self) -> Result<WorkCompletion> {
         self.take(|queue| queue.poll().map(|done| done.to_work_completion())).await
     }
 
-    /// Waits until there is at least one completion and appends as many as there are, up to
+    /// Waits until there is at least one completion, and appends those that are there, up to
     /// `most`, to `out`. Cancel safe.
     ///
     /// # Errors
@@ -320,7 +322,7 @@ impl AsyncCompletionQueue<Raw> {
     pub async fn completions(&mut self, out: &mut Vec<WorkCompletion>, most: usize) -> Result<()> {
         out.push(self.completion().await?);
         let mut batch = self.queue.batch();
-        // The next call reports again what ended this batch.
+        // The next call returns the error that ended this batch.
         for _ in 1..most {
             let Ok(completion) = batch.next() else { break };
             out.push(completion.to_work_completion());
@@ -329,8 +331,8 @@ impl AsyncCompletionQueue<Raw> {
     }
 }
 
-/// An event channel of the [connection manager](crate::cm) whose events tasks wait for. Share it by
-/// reference; of several waiting tasks exactly one gets each event.
+/// An event channel of the [connection manager](crate::cm) for tasks. Share it by reference; if
+/// several tasks wait, exactly one gets each event.
 #[derive(Debug)]
 pub struct AsyncCmChannel(AsyncFd<Watched<Channel>>);
 
@@ -346,12 +348,12 @@ impl AsyncCmChannel {
         watch(channel).map(Self)
     }
 
-    /// The channel, for ids to be made from.
+    /// The channel, for making ids.
     pub fn channel(&self) -> &Channel {
         self.0.get_ref().owner()
     }
 
-    /// Waits for one event. Cancel safe: an event is taken only to be returned.
+    /// Waits for one event. Cancel safe.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -369,7 +371,7 @@ pub struct AsyncListener<
 > {
     listener: Listener<L, X, R>,
     channel: AsyncCmChannel,
-    /// Ends a wait when a silent peer may have to give up its place.
+    /// Ends a wait when a silent peer may lose its place.
     alarm: Alarm,
 }
 
@@ -386,13 +388,12 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
         Ok(Self { listener, channel, alarm: Alarm::new()? })
     }
 
-    /// The listener, to be asked for its address.
+    /// The listener, for example for its address.
     pub fn listener(&self) -> &Listener<L, X, R> {
         &self.listener
     }
 
-    /// Waits for the next connection that is established. Cancel safe: a peer whose connection is
-    /// on its way is not forgotten.
+    /// Waits for the next established connection. Cancel safe: half-open connections are kept.
     ///
     /// # Errors
     /// As [`Listener::accept`].
@@ -414,7 +415,7 @@ impl<L: Layer, X, R: Register> AsyncListener<L, X, R> {
     }
 }
 
-/// The next event; `None` when a silent peer may have to give up its place before.
+/// The next event; `None` if a silent peer may lose its place before one arrives.
 async fn event_or_eviction(
     channel: &AsyncCmChannel,
     alarm: &Alarm,
@@ -431,8 +432,9 @@ async fn event_or_eviction(
     .await
 }
 
-/// Connects to `address`, as [`Connector::connect`] does. Dropped before it is done, it withdraws
-/// the request; so it is what ends it early, instead of [`Connector::timeout`].
+/// Connects to `address`, as [`Connector::connect`] does. Dropping the future withdraws the
+/// request. It ignores [`Connector::timeout`] except for resolving; use a timeout of the runtime
+/// instead.
 ///
 /// # Errors
 /// As [`Connector::connect`].
@@ -443,7 +445,7 @@ pub async fn connect(connector: &Connector, address: SocketAddr) -> Result<Conne
     connect_with(connector, address, connector.maker()).await
 }
 
-/// As [`connect`], with a queue pair that `make` makes, as for [`Connector::connect_with`].
+/// As [`connect`], with a queue pair that `make` creates, as for [`Connector::connect_with`].
 ///
 /// # Errors
 /// As [`Connector::connect_with`].

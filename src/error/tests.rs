@@ -31,7 +31,7 @@ fn an_error_is_one_sentence_with_everything_in_it() {
     assert!(format!("{error:#?}").contains("cure: \"ask for less\""));
 }
 
-/// Only the system's own EIO says that the device is gone.
+/// Only an EIO of the system means that the device was removed.
 #[test]
 fn an_error_without_an_errno_keeps_its_cause() {
     let text = "1000 addresses in a row are taken";

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// A test that waits longer has failed.
+/// Time limit of a wait in a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn has_error(file: &OwnedFd) -> Result<()> {
@@ -18,8 +18,8 @@ fn has_error(file: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// The write end of a pipe whose read end is closed has POLLERR alone, as the kernel's event files
-/// whose device is removed.
+/// The write end of a pipe whose read end is closed has only POLLERR, like the kernel's event files
+/// of a removed device.
 #[tokio::test]
 async fn an_error_of_the_file_ends_a_wait() {
     let (reader, writer) = pipe().unwrap();
