@@ -90,8 +90,7 @@ pub struct Posted {
 pub struct PostedWqe {
     /// Its first block, or its entry.
     pub slot: u32,
-    /// Its bytes: whole blocks, or a whole entry. A WQE that wraps in the ring is in one piece
-    /// here.
+    /// Its bytes: whole blocks, or a whole entry. A WQE that wraps in the ring is contiguous here.
     pub bytes: Vec<u8>,
 }
 

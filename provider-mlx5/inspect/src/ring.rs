@@ -8,7 +8,7 @@ use uverbs_mlx5::format::{OCTOWORD, WQEBB_SIZE};
 pub struct RingEntry {
     /// Its first 64-byte block.
     pub slot: usize,
-    /// The WQE. If it wraps at the ring's end, the segments are in one piece here.
+    /// The WQE. If it wraps at the ring's end, its segments are contiguous here.
     pub wqe: Wqe,
     /// Findings about the WQE and about its position.
     pub findings: Vec<Finding>,
