@@ -1,4 +1,4 @@
-//! What programs measured in the guest with rdma_rxe, as lines for `cargo xtask figures`.
+//! Formats the measurements of the guest with rdma_rxe for `cargo xtask figures`.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ const UDP: &str = "udp";
 /// Figures by case and devices, in the order of the runs.
 type Figures<'a> = BTreeMap<(&'a str, &'a str), Vec<f64>>;
 
-/// The lines "@@ figure CASE DEVICES NUMBER" of a console.
+/// Reads the lines "@@ figure CASE DEVICES NUMBER" of a console.
 fn read(console: &str) -> Figures<'_> {
     let mut all = Figures::new();
     for line in console.lines() {
@@ -61,7 +61,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// A figure with three significant digits.
+/// Rounds a figure to three significant digits.
 fn short(figure: f64) -> String {
     let digits = if figure < 10.0 { 2 } else { 1 };
     format!("{figure:.digits$}")
@@ -93,8 +93,8 @@ impl Case {
     }
 }
 
-/// A line for each case that was measured. A difference of two runs that is not positive, because
-/// the machine was busy during the shorter one, is left out.
+/// A line for each case that was measured. A difference of two runs is left out if it is not
+/// positive, because the machine was busy during the shorter one.
 pub(crate) fn lines(console: &str) -> String {
     let all = read(console);
     CASES.iter().filter_map(|case| case.line(&all)).collect()

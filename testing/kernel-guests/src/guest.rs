@@ -15,14 +15,14 @@ use anyhow::{Context, Result, bail};
 use uverbs_soft::wire::Station;
 use uverbs_soft_pci::{Cable, Fabric, PciDevice, Settings, Trace, serve};
 
-/// QEMU as unpacked from Debian's packages, run with its own libraries.
+/// QEMU from Debian's packages, unpacked and run with its own libraries.
 #[derive(Debug)]
 pub(crate) struct Qemu {
     pub(crate) root: PathBuf,
 }
 
 impl Qemu {
-    /// It runs under `setpriv`, so that it does not outlive a test that is killed.
+    /// Uses `setpriv`, so that QEMU ends if the test is killed.
     fn command(&self) -> Command {
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
         let mut command = Command::new("setpriv");
@@ -40,12 +40,12 @@ impl Qemu {
     }
 }
 
-/// What a guest boots.
+/// The configuration of a guest.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
-    /// Where console log, command trace and sockets go.
+    /// Directory for console log, command trace and sockets.
     pub(crate) directory: &'a Path,
     pub(crate) limit: Duration,
     pub(crate) devices: &'a [Device],
@@ -54,7 +54,7 @@ pub(crate) struct Boot<'a> {
     pub(crate) clock: Clock,
 }
 
-/// What a guest's clock follows.
+/// The time base of a guest's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// This machine's clock.
@@ -63,17 +63,17 @@ pub(crate) enum Clock {
     Instructions,
 }
 
-/// A device of a guest, and what its port is connected to.
+/// A device of a guest, and its network.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     pub(crate) settings: Settings,
     pub(crate) network: Network,
 }
 
-/// What a port is connected to.
+/// The network of a port.
 #[derive(Clone, Debug)]
 pub(crate) enum Network {
-    /// Nothing: the device reaches itself.
+    /// None: the device only reaches itself.
     Nothing,
     /// The other devices of this process.
     Fabric(Fabric),
@@ -96,8 +96,8 @@ impl Network {
     }
 }
 
-/// A network card of QEMU's own, connected to that of another guest. The sockets are named relative
-/// to the guest's directory.
+/// A network card emulated by QEMU, connected to that of another guest. Paths of sockets are
+/// relative to the guest's directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Card {
     /// The last byte of its MAC address.
@@ -150,7 +150,7 @@ impl Served {
         Ok(Self { name, stop, thread })
     }
 
-    /// The socket is named relative to the working directory that QEMU gets.
+    /// The socket's path is relative to QEMU's working directory.
     fn argument(&self) -> String {
         let path = &self.name;
         format!(r#"{{"driver":"vfio-user-pci","socket":{{"path":"{path}","type":"unix"}}}}"#)
@@ -180,8 +180,8 @@ fn accept(listener: &UnixListener, stop: &AtomicBool) -> io::Result<Option<UnixS
     Ok(None)
 }
 
-/// Binds the socket through the directory's descriptor, because a socket's address has at most 107
-/// bytes and a path below a deep target directory can be longer.
+/// Binds the socket through the directory's descriptor, because the path may exceed the 107 bytes
+/// of a socket's address.
 fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
     let path = directory.join(name);
     let _ = fs::remove_file(&path);
@@ -190,9 +190,9 @@ fn listen(directory: &Path, name: &str) -> Result<UnixListener> {
     UnixListener::bind(short).with_context(|| path.display().to_string())
 }
 
-/// Runs a guest to its end and returns its console log.
+/// Runs a guest until it ends and returns its console log.
 ///
-/// On a busy machine an emulated kernel may hang while it measures its clocks; such a guest is
+/// On a busy machine an emulated kernel may hang while it measures its clocks. Such a guest is
 /// started again.
 pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
     fs::create_dir_all(boot.directory)?;
@@ -212,12 +212,12 @@ pub(crate) fn run(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
 }
 
 const ATTEMPTS: u32 = 3;
-/// How long a booting kernel may print nothing.
+/// Longest time in which a booting kernel prints nothing.
 const SILENCE: Duration = Duration::from_secs(45);
 const BOOTED: &str = "@@ booted";
 
 fn attempt(qemu: &Qemu, boot: &Boot<'_>) -> Result<String> {
-    // Removed, so that an earlier run's log is not taken for this one's.
+    // Remove the log of an earlier run.
     let _ = fs::remove_file(boot.console());
     let devices = boot.devices.iter().enumerate();
     let served: Vec<Served> = devices
@@ -252,7 +252,7 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
         command.arg("-device").arg(device.argument());
     }
     if let Some(card) = &boot.card {
-        // An earlier run may have left its socket.
+        // Remove the socket of an earlier run.
         let _ = fs::remove_file(boot.directory.join(&card.here));
         command.args(card.arguments());
     }
@@ -262,27 +262,27 @@ fn command_line(qemu: &Qemu, boot: &Boot<'_>, served: &[Served]) -> Command {
 /// One thread of QEMU for each processor of the guest.
 const PARALLEL: &[&str] = &["-accel", "tcg,thread=multi"];
 
-/// The guest's clock counts instructions, one a nanosecond, and its processors take turns. So times
-/// measured in the guest do not depend on the load of this machine.
+/// The guest's clock counts instructions, one per nanosecond, and its processors run in turn. So
+/// times measured in the guest do not depend on the load of this machine.
 const COUNTED: &[&str] = &["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
 
 /// The frequency of the time stamp counter of such a guest (`icount_get` in
 /// accel/tcg/icount-common.c).
 const COUNTED_MEGAHERTZ: f64 = 1000.0;
 
-/// The processor of a guest. `measures`: times measured in the guest are compared.
+/// The processor of a guest. `measures` if times measured in the guest are compared.
 ///
-/// Two kinds of instructions are far slower than others on an emulated processor, but not on a real
-/// one, so the processor of a guest that measures lacks both. String instructions move each byte by
-/// itself; without fast strings the kernel copies words (`rep_movs_alternative` in
-/// arch/x86/lib/copy_user_64.S). Carry-less multiplication, with which programs compute CRCs and
+/// Two kinds of instructions are much slower than others on an emulated processor, but not on a
+/// real one. A guest that measures does without both. String instructions move single bytes;
+/// without the feature "fast strings" the kernel copies words (`rep_movs_alternative` in
+/// arch/x86/lib/copy_user_64.S). Carry-less multiplication, which software devices use for CRCs but
 /// rxe does not, tripled the time of an RDMA WRITE.
 fn processor(measures: bool) -> &'static str {
     if measures { "max,erms=off,fsrm=off,pclmulqdq=off" } else { "max" }
 }
 
-/// The kernel is told the clock's frequency, because measuring it fails on a busy machine. The
-/// emulated time stamp counter is the host's, except where the clock counts instructions.
+/// Includes the frequency of the time stamp counter, because measuring it fails on a busy machine.
+/// The counter is the host's, unless the clock counts instructions.
 fn kernel_arguments(is_counted: bool) -> String {
     let mut arguments = String::from("console=ttyS0 loglevel=6 reboot=t panic=-1 mitigations=off");
     let megahertz = if is_counted { Some(COUNTED_MEGAHERTZ) } else { host_megahertz() };
@@ -300,7 +300,7 @@ fn host_megahertz() -> Option<f64> {
 }
 
 /// Waits for the guest to power off. Stops it after its limit, or if it prints nothing for
-/// [`SILENCE`] while it boots. Returns false if it had to be stopped.
+/// [`SILENCE`] while it boots, and then returns false.
 fn wait(child: &mut Child, boot: &Boot<'_>) -> Result<bool> {
     let start = Instant::now();
     let (mut booted, mut said, mut spoke) = (false, 0, start);

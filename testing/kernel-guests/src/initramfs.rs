@@ -34,7 +34,7 @@ impl Initramfs {
         }
     }
 
-    /// Adds a symbolic link, which may stand for a directory from then on.
+    /// Adds a symbolic link. Paths of later files may go through it.
     pub(crate) fn symlink(&mut self, path: &str, target: &str) {
         self.parents(path);
         self.directories.insert(path.to_owned());
@@ -49,7 +49,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Adds everything below `from` for which `wanted` is true, at the archive's root.
+    /// Adds the files below `from` for which `wanted` returns true, relative to the archive's root.
     pub(crate) fn tree(&mut self, from: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
         self.subtree(from, Path::new(""), wanted)
     }
@@ -77,7 +77,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// The finished archive, padded so that another may follow.
+    /// The finished archive, padded so that another one may be appended.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes.resize(self.bytes.len().next_multiple_of(512), 0);

@@ -97,7 +97,7 @@ impl Kernel {
         self.version().split(['.', '+', '-']).take(2).collect::<Vec<_>>().join(".")
     }
 
-    /// Puts the modules into `archive` and returns their file names in loading order.
+    /// Adds the modules to `archive` and returns their file names in loading order.
     pub(crate) fn add_modules(&self, archive: &mut Initramfs, unxz: &Path) -> Result<Vec<String>> {
         let files = find_modules(&self.modules)?;
         let mut order = Vec::new();

@@ -1,8 +1,8 @@
-//! Guests of QEMU that boot an unmodified Debian kernel on the software ConnectX, and the tests
-//! that run in them. `cargo xtask kernel-test` runs them and prints a table of the results.
+//! Runs tests in guests of QEMU, which boot an unmodified Debian kernel on the software ConnectX.
+//! `cargo xtask kernel-test` uses it and prints a table of the results.
 //!
-//! [`run`] goes through the matrix of kernels and port types. [`Packages`] downloads and unpacks
-//! Debian packages without root; everything is below [`target_directory`].
+//! [`run`] runs the matrix of kernels and port types. [`Packages`] downloads and unpacks Debian
+//! packages without root. All files are below [`target_directory`].
 
 #![forbid(unsafe_code)]
 

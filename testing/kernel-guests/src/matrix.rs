@@ -1,7 +1,7 @@
-//! The matrix of kernels and port types, and a table of what passed.
+//! Runs the matrix of kernels and port types, and prints a table of the results.
 //!
-//! It needs a Debian system's apt-get and dpkg-deb, the network the first time, and no root. All
-//! files are below `target/kernel-test`; nothing outside of it changes.
+//! Needs apt-get and dpkg-deb of a Debian system, and network access the first time, but not root.
+//! All files are below `target/kernel-test`; nothing outside of it changes.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ use crate::script::{self, Place};
 use crate::suite::{self, Test};
 use crate::{target_directory, workspace};
 
-/// Runs the tests that `options` select, prints a table of the results, and fails if one failed.
+/// Runs the tests that `options` select and prints a table of the results. Fails if a test failed.
 pub fn run(options: &Options) -> Result<()> {
     let bench = Bench::prepare(options)?;
     let mut table = Table::default();
@@ -42,7 +42,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
         let kernel = prepare(Flavour::Cloud)?;
         for port in chosen(&options.port) {
-            // A guest that does not run fails in its own column only.
+            // A guest that does not run affects only its own column.
             let results = bench.run(&kernel, port, options).unwrap_or_else(|error| {
                 eprintln!("{error:#}");
                 vec![("the guest runs".to_owned(), false.into())]
@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 type Results = Vec<(String, Outcome)>;
 
-/// The parts that all guests share.
+/// The files and settings that all guests share.
 struct Bench {
     root: PathBuf,
     packages: Packages,
@@ -66,7 +66,7 @@ struct Bench {
     drop_in: Option<PathBuf>,
     tests: Vec<Test>,
     limit: Duration,
-    /// Whether a guest in which something failed is run once more.
+    /// Whether a guest with a failed test is run once more.
     again: bool,
 }
 
@@ -122,7 +122,7 @@ impl Bench {
             }
             results.extend(guest.named("record"));
         }
-        // rdma_cm needs IP addresses, which an InfiniBand port has with IPoIB only.
+        // rdma_cm needs IP addresses, which an InfiniBand port only has with IPoIB.
         if options.wants(Group::ConnectionManager) && port == Port::Roce {
             let mut tests = suite::connection_manager("one guest");
             tests.extend(suite::own_connections("one guest"));
@@ -308,7 +308,7 @@ struct Plan<'a> {
     tests: &'a [Test],
     devices: Vec<Device>,
     clock: Clock,
-    /// Its tests make the device refuse commands on purpose.
+    /// Whether its tests make the device refuse commands on purpose.
     provokes: bool,
 }
 
@@ -346,7 +346,7 @@ impl<'a> Plan<'a> {
         format!("run-{}-{}{suffix}", self.kernel.short_version(), self.port.word())
     }
 
-    /// Guests that run tests against each other have a network card too.
+    /// Guests that run tests against each other also have a network card.
     fn card(&self) -> Option<Card> {
         let (number, other) = match self.place {
             Place::FirstGuest => (1, SECOND),
@@ -358,13 +358,13 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// What the guests with rdma_rxe measured.
+/// File of the measurements of the guests with rdma_rxe.
 const FIGURES: &str = "rxe.json";
 
 /// The socket of a guest's network card.
 const CARD: &str = "card.sock";
 
-/// Two stations that no other device of this machine has at present.
+/// Two stations that no other device of this machine uses now.
 fn free_stations(port: Port) -> Result<[Station; 2]> {
     let pairs = (1..1000).map(|n| [Station::candidate(2 * n), Station::candidate(2 * n + 1)]);
     let is_free = |pair: &[Station; 2]| {
@@ -388,7 +388,7 @@ impl Guest {
         self.results.iter().all(|(_, outcome)| outcome.is_passed())
     }
 
-    /// Its results. Those that every guest has are prefixed with this name.
+    /// Its results, with `name` as prefix of those that every guest has.
     fn named(self, name: &str) -> impl Iterator<Item = (String, Outcome)> {
         let rename = move |(test, outcome): (String, _)| match test {
             test if [UNLOADED, COMPLAINTS].contains(&test.as_str()) => {
@@ -434,7 +434,8 @@ fn build(options: &Options) -> Result<Vec<Program>> {
     Ok(built)
 }
 
-/// Links the root's folders to those of `/usr`, which hold all files of newer releases' packages.
+/// Links the root's folders to those of `/usr`, as in newer releases, whose packages have all files
+/// there.
 fn link_merged(archive: &mut Initramfs, userland: &Path) {
     for name in ["bin", "sbin", "lib", "lib64"] {
         if !userland.join(name).exists() {
@@ -445,7 +446,7 @@ fn link_merged(archive: &mut Initramfs, userland: &Path) {
     }
 }
 
-/// Where Debian 12's and Debian 13's programs are unpacked.
+/// Directories for Debian 12's and Debian 13's programs.
 const OLDER: &str = "userland";
 const NEWER: &str = "userland-13";
 

@@ -19,7 +19,7 @@ pub struct Options {
     /// What to run; everything by default
     #[arg(long, value_enum)]
     group: Vec<Group>,
-    /// Write the kernel's answers to tests/record, which the software device is compared with;
+    /// Write the kernel's answers to tests/record, with which the software device is compared;
     /// meant for 6.12
     #[arg(long, conflicts_with = "group")]
     pub(crate) record: bool,
@@ -29,8 +29,8 @@ pub struct Options {
     /// Seconds until a guest is stopped
     #[arg(long, default_value_t = 3600)]
     pub(crate) limit: u64,
-    /// Run a guest in which something failed once more; the first run's files get `-first` to their
-    /// directory's name
+    /// Run a guest with a failed test once more; the name of the first run's directory gets the
+    /// suffix `-first`
     #[arg(long)]
     pub(crate) again: bool,
 }
@@ -40,12 +40,12 @@ impl Options {
         if self.record { group == Group::Record } else { chosen(&self.group).contains(&group) }
     }
 
-    /// Whether nothing else is to run.
+    /// Whether only this group is selected.
     pub(crate) fn is_only(&self, group: Group) -> bool {
         !self.record && self.group == [group]
     }
 
-    /// The pattern of the library's test files to build, if any.
+    /// The pattern of the library's test files to build; `None` if none is needed.
     pub(crate) fn files(&self) -> Option<&str> {
         let record = self.wants(Group::Record).then_some("record");
         if self.wants(Group::Own) { Some(&self.file) } else { record }
@@ -83,13 +83,13 @@ pub(crate) enum Group {
     TwoDevices,
     /// Two guests, each with a device, connected over UDP
     TwoGuests,
-    /// Software devices of processes against the kernel's own software RoCE, rdma_rxe, RoCE only;
-    /// a guest of its own, of 6.12
+    /// Software devices of processes against the kernel's own software RoCE, rdma_rxe, RoCE only; a
+    /// guest of its own, with 6.12
     #[value(name = "rxe")]
     SoftRoce,
 }
 
-/// A Debian kernel by the release that has it.
+/// A Debian kernel, named after its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KernelChoice {
     /// 6.1 of bookworm

@@ -1,7 +1,7 @@
-//! Debian packages, downloaded and unpacked below the target directory without root.
+//! Downloads and unpacks Debian packages below the target directory, without root.
 //!
-//! Apt runs with a configuration, lists and an empty package database of its own. It reads the
-//! host's archive keys and the address of its mirror, and changes nothing of the host's.
+//! Apt runs with a separate configuration, separate lists and an empty package database. It reads
+//! the host's archive keys and the address of its mirror, but changes no files of the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,21 +29,21 @@ fn sources(mirror: &str) -> String {
     RELEASES.iter().map(|release| format!("deb {mirror} {release} main\n")).collect()
 }
 
-/// Downloads and unpacks Debian packages through an apt with its own configuration.
+/// Downloads and unpacks Debian packages with a separately configured apt.
 #[derive(Debug)]
 pub struct Packages {
     root: PathBuf,
 }
 
 impl Packages {
-    /// An apt below `root`. It is set up when a package has to be downloaded.
+    /// Uses an apt below `root`, which is set up when a package must be downloaded.
     pub fn open(root: &Path) -> Result<Self> {
         let root = root.join("apt");
         fs::create_dir_all(&root)?;
         Ok(Self { root })
     }
 
-    /// Sets apt up; downloads the mirror's lists the first time only.
+    /// Sets apt up. Only the first call downloads the mirror's lists.
     fn prepare(&self) -> Result<()> {
         for directory in ["state/lists/partial", "cache/archives/partial", "etc"] {
             fs::create_dir_all(self.root.join(directory))?;
@@ -115,7 +115,7 @@ impl Packages {
         Ok(kernel.with_context(|| format!("no {metapackage} in {release}"))?.to_owned())
     }
 
-    /// The packages that a kernel consists of: newer ones come as image, binary and modules.
+    /// The packages of a kernel. Newer kernels have an image, a binary and a modules package.
     pub(crate) fn parts_of_kernel(&self, image: &str) -> Result<Vec<String>> {
         let text = self.apt("apt-cache", &["show", image])?;
         let depends =
@@ -126,8 +126,8 @@ impl Packages {
         Ok(std::iter::once(image.to_owned()).chain(parts).collect())
     }
 
-    /// Unpacks the packages `names` of `release` into the directory `into`, unless that is done
-    /// already; with all packages that they depend on if `closure`.
+    /// Unpacks the packages `names` of `release` into the directory `into`, unless it was done
+    /// before; with all their dependencies if `closure`.
     pub fn unpack(
         &self,
         release: &str,
@@ -147,7 +147,7 @@ impl Packages {
         }
         fs::create_dir_all(into)?;
         let archives = self.archives(release, &names, closure).or_else(|error| {
-            // Old lists name packages that the mirror has replaced since.
+            // The mirror may have replaced packages since the lists were downloaded.
             self.forget_lists().and_then(|()| self.prepare()).map_err(|_| error)?;
             self.archives(release, &names, closure)
         })?;

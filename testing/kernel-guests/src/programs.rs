@@ -21,7 +21,7 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// Builds the end-to-end tests of the library that `pattern` names.
+/// Builds the end-to-end tests of the library whose names match `pattern`.
 pub(crate) fn build_tests(workspace: &Path, pattern: &str) -> Result<Vec<Program>> {
     let library =
         ["test", "--no-run", "--package", "uverbs", "--features", "soft", "--test", pattern];
@@ -33,8 +33,8 @@ pub(crate) fn build_command_tests(workspace: &Path) -> Result<Vec<Program>> {
     cargo(workspace, &COMMAND_TESTS, "test")
 }
 
-/// Builds the command, and the library with which it runs other programs. They are optimized if the
-/// guest measures, and then the program that measures plain UDP is built, too.
+/// Builds the command, and the library with which it runs other programs. For a guest that measures
+/// they are optimized, and the program that measures plain UDP is built, too.
 pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Program>> {
     let build = |arguments: &[&'static str]| {
         let release = optimized.then_some("--release");
@@ -43,7 +43,7 @@ pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Pro
     };
     let mut built = build(&["--package", "uverbs-cli", "--bins"])?;
     let command = built.first().context("no command was built")?;
-    // Cargo puts the library beside the command.
+    // Cargo puts the library into the directory of the command.
     let path = command.path.with_file_name(PRELOAD);
     build(&["--package", "uverbs-preload"])?;
     ensure!(path.is_file(), "{} was not built", path.display());
@@ -54,8 +54,8 @@ pub(crate) fn build_command(workspace: &Path, optimized: bool) -> Result<Vec<Pro
     Ok(built)
 }
 
-/// Builds the library that takes the place of libibverbs and libmlx5, in `directory`, and returns
-/// its path. This program is the one that `cargo xtask drop-in` runs.
+/// Builds the library that replaces libibverbs and libmlx5, in `directory`, and returns its path.
+/// Runs this program itself, as `cargo xtask drop-in` does.
 pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
     let program = std::env::current_exe().context("this program's own file")?;
     let status = Command::new(program).arg("drop-in").arg(directory).status();
@@ -63,7 +63,7 @@ pub(crate) fn build_drop_in(directory: &Path) -> Result<PathBuf> {
     Ok(directory.join(IBVERBS))
 }
 
-/// Builds a C program of the drop-in's tests, in `directory`. Its device and GID are the guest's.
+/// Builds a C program of the drop-in's tests, in `directory`, for the guest's device and GID.
 pub(crate) fn build_c(workspace: &Path, name: &str, directory: &Path) -> Result<Program> {
     let (source, path) = (workspace.join(format!("capi/tests/{name}.c")), directory.join(name));
     let mut compiler = Command::new("cc");
@@ -74,16 +74,16 @@ pub(crate) fn build_c(workspace: &Path, name: &str, directory: &Path) -> Result<
 
 const IBVERBS: &str = "libibverbs.so.1";
 
-/// Which C library the guest gets with the drop-in.
+/// The C library that the guest gets with the drop-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DropIn {
     /// The host's C library, which may be newer than the guest's.
     WithHostLibraries,
-    /// None: the guest's is newer.
+    /// None, because the guest's is newer.
     Alone,
 }
 
-/// Puts the drop-in into `archive`, in `/drop-in`.
+/// Adds the drop-in to `archive`, in `/drop-in`.
 pub(crate) fn add_drop_in(archive: &mut Initramfs, library: &Path, kind: DropIn) -> Result<()> {
     archive.copy(&format!("{DROP_IN}/{IBVERBS}"), library)?;
     archive.symlink(&format!("{DROP_IN}/libmlx5.so.1"), IBVERBS);
@@ -130,9 +130,9 @@ fn artifact(line: &str, kind: &str) -> Option<Program> {
     Some(Program { name: target["name"].as_str()?.to_owned(), path: path.into() })
 }
 
-/// Puts programs into `archive` below `/host/bin`, and the host's libraries where programs look for
-/// them. They replace those of the guest's packages, which are not newer; the guest's programs work
-/// with newer libraries too.
+/// Adds programs to `archive` below `/host/bin`, and the host's libraries at their usual paths.
+/// These replace libraries of the guest's packages, which are not newer; the guest's programs also
+/// work with newer libraries.
 pub(crate) fn add<'a>(
     archive: &mut Initramfs,
     programs: impl Iterator<Item = &'a Program>,
@@ -157,7 +157,8 @@ fn add_libraries(
     Ok(())
 }
 
-/// A copy in `directory` without debugging information, which would fill the guest's memory.
+/// Copies a program to `directory` without its debugging information, which would fill the guest's
+/// memory.
 fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
     let copy = directory.join("stripped");
     let status = Command::new("strip").arg("-o").arg(&copy).arg(program).status();
@@ -169,7 +170,8 @@ fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Paths in what `ldd` prints: `name => /path (address)` or `/path (address)`.
+/// The paths of a program's libraries, from lines of `ldd`: `name => /path (address)` or `/path
+/// (address)`.
 fn libraries_of(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("ldd")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

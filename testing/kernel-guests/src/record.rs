@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 const MARK: &str = "@@ record ";
 
-/// Writes the record of a kind of port. tests/record says what is in it.
+/// Writes the record of a kind of port. `tests/record` describes its contents.
 pub(crate) fn write(workspace: &Path, port: &str, console: &str) -> Result<()> {
     let lines = console.lines().filter_map(|line| line.trim_end().strip_prefix(MARK));
     let text: String = lines.flat_map(|line| [line, "\n"]).collect();

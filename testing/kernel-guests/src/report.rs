@@ -5,11 +5,11 @@ use std::fmt;
 /// The outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It succeeded. For a test binary: how many tests it ran.
+    /// It succeeded. For a test binary, with the number of tests that ran.
     Passed(Option<usize>),
-    /// Its exit status. For a test binary: which of its tests failed.
+    /// It failed with this exit status. For a test binary, with the names of the failed tests.
     Failed(i32, Vec<String>),
-    /// The guest ended before the test did.
+    /// The guest ended before the test.
     NotRun,
 }
 
@@ -36,13 +36,13 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// The result of a guest, as its console tells it.
+/// The results of a guest, from its console.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) outcomes: Vec<Outcome>,
     /// All modules were unloaded.
     pub(crate) unloaded: bool,
-    /// The guest ran its script to the end.
+    /// The guest's script reached its end.
     pub(crate) finished: bool,
 }
 

@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 use crate::options::Port;
 use crate::suite::{CM_PROGRAMS, Test};
 
-/// Which devices a guest has, and what its tests run against.
+/// The devices of a guest, and the peers of its tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// One device, which reaches itself.
+    /// One device, which is its own peer.
     OneDevice,
     /// Two devices that are connected.
     TwoDevices,
     /// One device, connected to the other guest's.
     FirstGuest,
-    /// The other of these two guests, in which the servers run.
+    /// The other one of these two guests, in which the servers run.
     SecondGuest,
-    /// No device of PCI: the kernel's software RoCE, and software devices of processes in another
+    /// No PCI device, but the kernel's software RoCE, and software devices of processes in another
     /// network namespace.
     SoftRoce,
 }
@@ -61,7 +61,7 @@ pub(crate) fn init(modules: &[String], port: Port, place: Place, tests: &[Test])
     script
 }
 
-/// The C programs in a test, which do not end with the shell that started them.
+/// The C programs in a test, which the script must kill, since they do not end with their shell.
 fn programs(test: &Test) -> String {
     let is_program = |word: &&str| {
         word.starts_with("ib_") || word.starts_with("ibv_") || CM_PROGRAMS.contains(word)
@@ -70,9 +70,9 @@ fn programs(test: &Test) -> String {
     words.filter(is_program).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
 }
 
-/// `there` runs a command where the servers are; `play` runs a server there and its client here,
-/// once it listens; `own_test` runs a test binary, after which the kernel must list as many objects
-/// as before.
+/// `there` runs a command in the servers' guest. `play` runs a server there and, once it listens,
+/// its client here. `own_test` runs a test binary and checks that the kernel then lists as many
+/// objects as before.
 const PROLOGUE: &str = r#"#!/bin/sh
 export PATH=/bin:/sbin:/usr/bin:/usr/sbin:/host/bin
 mount -t devtmpfs dev /dev
@@ -132,9 +132,9 @@ run() {
 echo "@@ booted $(uname -r)"
 "#;
 
-/// Brings the network device up and finds the GID of its IPv4 address; `$G`, `$X` and `$GID` choose
-/// it in the options of the pingpongs, of perftest and of the command. `$ADDRESS` is where
-/// rdma_cm's servers are.
+/// Brings the network device up and finds the GID of its IPv4 address. `$G`, `$X` and `$GID` are
+/// the options for this GID of the pingpongs, of perftest and of the command. `$ADDRESS` is the
+/// address of rdma_cm's servers.
 const ROCE: &str = r#"
 netdev=$(ls /sys/class/infiniband/mlx5_0/device/net | head -n 1)
 ifconfig $netdev 192.168.7.$guest netmask 255.255.255.0 up
@@ -159,12 +159,12 @@ SERVER='-d mlx5_0'
 CLIENT='-d mlx5_1'
 "#;
 
-/// Link-local GIDs need no address resolution, which would not leave this one guest. Without a
-/// search for duplicates the addresses can be used at once; routes from tentative ones are refused.
+/// Uses link-local GIDs, because address resolution would not leave this one guest. Duplicate
+/// address detection is off, because the kernel refuses routes from tentative addresses.
 ///
 /// `frames` runs a program that exchanges Ethernet frames without a connection. A frame is lost if
-/// the server has posted no receive. So the client starts when the server's headline, which is not
-/// buffered, shows that its receives are posted.
+/// the server has posted no receive. So the client starts after the server has printed its
+/// unbuffered headline, when its receives are posted.
 const TWO_DEVICES_ROCE: &str = r#"
 for netdev in $(ls /sys/class/infiniband/*/device/net | grep -v :); do
     echo 0 > /proc/sys/net/ipv6/conf/$netdev/accept_dad
@@ -188,13 +188,13 @@ frames() {
 }
 "#;
 
-/// The guests' network cards, for everything but the devices' own traffic: commands for the second
-/// guest, and the programs' exchange of addresses on InfiniBand.
+/// Sets the network card up, which carries commands for the second guest and, on InfiniBand, the
+/// programs' exchange of addresses.
 const CONTROL: &str = r#"
 ifconfig $(basename $(ls -d /sys/bus/virtio/devices/*/net/*)) 192.168.9.$guest netmask 255.255.255.0 up
 "#;
 
-/// The last line that comes back is the command's exit status.
+/// The last line of the answer is the command's exit status.
 const FIRST_GUEST: &str = r#"
 PEER=192.168.9.2
 there() {
@@ -209,15 +209,15 @@ there() {
 for i in $(seq 100); do there true && break; sleep 0.5; done
 "#;
 
-/// Runs what the first guest sends.
+/// Executes the commands that the first guest sends.
 const SECOND_GUEST: &str = r#"
 export G X GID
 nc -ll -p 99 -e /bin/sh &
 "#;
 
-/// rxe is at 10.0.0.1 (fd00::1), software devices are at 10.0.0.2 and .3 (fd00::2) at the other
-/// end of a cable, in the network namespace `soft`. `$RUN` runs a program there on a software
-/// device. `/bin/ip` has its path, because busybox's shell runs its own `ip` otherwise.
+/// rxe is at 10.0.0.1 (fd00::1), software devices are at 10.0.0.2 and .3 (fd00::2) at the other end
+/// of a cable, in the network namespace `soft`. `$RUN` runs a program there on a software device.
+/// `/bin/ip` is needed because busybox's shell would run its own `ip`.
 const SOFT_ROCE: &str = r#"
 mkdir -p /var/run /run
 /bin/ip netns add soft

@@ -8,7 +8,7 @@ use crate::programs::{PRELOAD, Program};
 pub(crate) struct Test {
     pub(crate) name: String,
     pub(crate) script: String,
-    /// Seconds until it is stopped.
+    /// Time limit in seconds.
     pub(crate) limit: u32,
 }
 
@@ -23,7 +23,7 @@ const SHORT: u32 = 120;
 /// Limit in seconds of a test binary, which takes one or two minutes.
 const LONG: u32 = 1800;
 
-/// Debian's own programs on libmlx5: a failure here is a defect of the device.
+/// Debian's own programs on libmlx5. A failure is a defect of the device.
 pub(crate) fn control_group() -> Vec<Test> {
     let mut tests = vec![
         Test::new("uverbs0 appears", "test -c /dev/infiniband/uverbs0", SHORT),
@@ -79,8 +79,8 @@ const PERFTESTS: &[&str] = &[
     "ib_read_bw -n 500",
 ];
 
-/// Kills a process whose queue pairs are connected or wait for a peer. The kernel must clean up: it
-/// lists as many objects as before, once the process's own peer, if any, has ended too.
+/// Kills a process whose queue pairs are connected or wait for a peer. The kernel must then list as
+/// many objects as before, after the process's peer, if any, has ended, too.
 fn killed(program: &str, command: &str) -> String {
     format!(
         r#"
@@ -116,7 +116,7 @@ pub(crate) fn own_tests(programs: &[Program]) -> Vec<Test> {
 /// The command, which is not a test.
 pub(crate) const COMMAND: &str = "uverbs";
 
-/// Why a test binary does not run in guests.
+/// Why a test binary does not run in guests; `None` if it does.
 pub(crate) fn reason_to_stay(name: &str) -> Option<&'static str> {
     HOST_ONLY.iter().find(|(program, _)| *program == name).map(|(_, reason)| *reason)
 }
@@ -140,7 +140,7 @@ const HOST_ONLY: &[(&str, &str)] = &[
     ("record", "runs in a guest of its own: it provokes refusals, which fail other guests"),
 ];
 
-/// The options that leave out the tests of a test binary that do not run in guests.
+/// The options that exclude those tests of a test binary that do not run in guests.
 fn skips(program: &str) -> String {
     let absent = HOST_ONLY_TESTS.iter().filter(|(file, ..)| *file == program);
     let names: String = absent.map(|(_, test, _)| format!(" --skip {test}")).collect();
@@ -158,13 +158,14 @@ const OWN_MULTICAST: &str = "the device behind PCI does not deliver its port's o
     frames to that port, because the network device would take its own address requests for \
     another device's";
 
-/// Makes the kernel create the objects that it creates for itself at the first registration
+/// Makes the kernel create its own objects, as it does at the first registration
 /// (`mlx5r_umr_resource_init`), because later tests count objects.
 fn first_program() -> Test {
     Test::new("a first program", &both("ibv_rc_pingpong $G -n 10"), SHORT)
 }
 
-/// Compares the kernel's answers with the recorded ones, and prints them on the console if asked.
+/// Compares the kernel's answers with the recorded ones. With `prints_answers`, prints them on the
+/// console.
 pub(crate) fn record(prints_answers: bool) -> Vec<Test> {
     let script = if prints_answers { "own_test record --show-output" } else { "own_test record" };
     vec![first_program(), Test::new("uverbs: record", script, LONG)]
@@ -201,7 +202,7 @@ wait $receiver || { cat /tmp/receiver; exit 1; }
 cmp /tmp/in/one /tmp/out/one && cmp /tmp/in/two /tmp/out/two
 "#;
 
-/// The last tests: they remove the device while programs use it, and bring it back.
+/// The last tests, which remove the device while programs use it, and bring it back.
 pub(crate) fn removals(own: bool) -> Vec<Test> {
     let ours = Test::new("uverbs: removal", "UVERBS_TEST_DEVICE=mlx5_0 removal", SHORT);
     let theirs = Test::new("device unbound while in use", REMOVAL, SHORT);
@@ -227,7 +228,7 @@ const OUR_SERVER: &str =
     "uverbs pingpong --listen 0.0.0.0 --port 7777 $GID ${SERVER:+--device mlx5_0}";
 const OUR_CLIENT: &str = "uverbs pingpong $PEER --port 7777 $GID ${CLIENT:+--device mlx5_1}";
 
-/// The command against the C program, as client and as server.
+/// The command with the C program as its peer, as client and as server.
 fn mixed() -> Vec<Test> {
     let theirs = "ibv_rc_pingpong $G -n 100 -p 7777";
     let ours = "--peer ibv --iters 100";
@@ -239,7 +240,7 @@ fn mixed() -> Vec<Test> {
     ]
 }
 
-/// Programs and their peers on devices that are connected: two of one guest, or of two guests.
+/// Programs and their peers on two connected devices, of one guest or of two.
 fn connected(what: &str) -> Vec<Test> {
     let mut tests = Vec::new();
     for program in PINGPONGS {
@@ -279,8 +280,8 @@ pub(crate) const CM_PROGRAMS: [&str; 5] =
     ["rping", "ucmatose", "udaddy", "rdma_client", "rdma_server"];
 
 /// This library's client of the kernel's rdma_cm: against `rdma_client`, `rdma_server` and `rping`
-/// in both roles, and against itself. Where both ends disconnect at once the kernel repeats a DREP,
-/// so this comes after the test that counts repetitions.
+/// in both roles, and against itself. If both ends disconnect at once the kernel repeats a DREP, so
+/// these tests are after the one that counts repetitions.
 pub(crate) fn own_connections(what: &str) -> Vec<Test> {
     let interoperation = "own_test interoperation connections_by_address";
     let mut tests =
@@ -292,8 +293,8 @@ pub(crate) fn own_connections(what: &str) -> Vec<Test> {
     tests
 }
 
-/// No message was sent twice: each one arrived at once, also the first one to a peer. The kernel
-/// found each one's P_Key in its completion.
+/// Checks that no message was sent twice: each arrived immediately, even the first one to a peer,
+/// with its P_Key in the completion.
 const NO_RETRIES: &str = r#"
 dmesg | grep "retrieve pkey\|different BTH P_Key" && exit 1
 for counters in cm_tx_retries cm_rx_duplicates; do
@@ -302,7 +303,7 @@ done
 cat /sys/class/infiniband/mlx5_0/ports/1/cm_tx_msgs/req | grep -v '^0$'
 "#;
 
-/// Two devices of one guest. Ethernet ports also exchange frames between raw packet queue pairs.
+/// Two devices of one guest. On Ethernet ports, raw packet queue pairs also exchange frames.
 pub(crate) fn two_devices(port: Port) -> Vec<Test> {
     let mut tests = connected("two devices");
     if port == Port::Roce {
@@ -337,13 +338,13 @@ pub(crate) fn memory_keys() -> Test {
     Test::new("drop-in: memory keys of direct verbs", &script, SHORT)
 }
 
-/// That program.
+/// The name of that program.
 pub(crate) const KEYS: &str = "keys";
 
 /// The directory of the library in the guest.
 pub(crate) const DROP_IN: &str = "drop-in";
 
-/// Checks that a program and librdmacm find each of its names in that directory.
+/// Checks that a program and librdmacm load each of the library's names from that directory.
 const LOADED: &str = r#"
 loaded() {
     LD_TRACE_LOADED_OBJECTS=1 $1 | grep ibverbs
@@ -352,7 +353,7 @@ loaded() {
 loaded ibv_devinfo libibverbs.so.1 && loaded rping libibverbs.so.1 && loaded ib_send_lat libmlx5.so.1
 "#;
 
-/// The first of two guests. Its servers run on the second one, which the last test ends.
+/// The first of two guests. The servers run in the second one, which the last test ends.
 pub(crate) fn first_guest(port: Port) -> Vec<Test> {
     let mut tests = vec![Test::new("two guests: ping", "ping -c 3 $PEER", SHORT)];
     if port == Port::Roce {
@@ -373,13 +374,14 @@ play 'uverbs transfer recv /tmp/out --listen 0.0.0.0 --port 7777 --code kernel-t
 [ "$(md5sum < /tmp/file)" = "$(there 'md5sum < /tmp/out/file')" ]
 "#;
 
-/// The second guest has only the driver's own objects, because all its programs have ended.
+/// Checks that the second guest has only the driver's own objects after all its programs have
+/// ended.
 const GONE_THERE: &str = r#"
 there 'rdma resource show qp | grep pid' && exit 1
 there 'rdma resource show'
 "#;
 
-/// The second guest runs the commands of the first one until the first one ends it or is gone.
+/// The second guest runs the commands of the first one until that one ends it, or has itself ended.
 pub(crate) fn second_guest() -> Vec<Test> {
     vec![Test::new("the second guest serves", SERVE, LONG)]
 }
@@ -404,7 +406,7 @@ fn against_rxe(name: &str, theirs: &str, ours: &str) -> [Test; 2] {
     ]
 }
 
-/// Single messages of software devices of processes beside those of the kernel's own software RoCE.
+/// Measures single messages of software devices and of the kernel's own software RoCE.
 pub(crate) fn soft_roce_latency() -> Test {
     Test::new("rxe: latency", &format!("{RXE_PROGRAMS}{RXE_LATENCY}"), LONG)
 }
@@ -459,8 +461,8 @@ const RXE_PINGPONGS: &[&str] = &[
     "ibv_srq_pingpong -n 100 -e",
 ];
 
-/// READs and atomics ask for 16 at a time. perftest asks for as many as the peer's device allows,
-/// which is 128 for rxe: more than an mlx5 device may have in flight.
+/// READs and atomics have at most 16 in flight. By default perftest uses the maximum of the peer's
+/// device: 128 for rxe, more than an mlx5 device supports.
 const RXE_PERFTESTS: &[&str] = &[
     "ib_send_lat -n 100",
     "ib_send_lat -n 100 -c UD -s 1000",
@@ -472,8 +474,8 @@ const RXE_PERFTESTS: &[&str] = &[
     "ib_atomic_lat -n 100 -A CMP_AND_SWAP -o 16",
 ];
 
-/// Servers and clients of librdmacm, to which the server's address is added. Datagrams of udaddy
-/// carry immediate data.
+/// Servers of librdmacm, and clients without the server's address, which is appended. Datagrams of
+/// udaddy have immediate data.
 const RXE_CONNECTIONS: &[(&str, &str)] = &[
     ("rping -s -C 20 -V -a", "rping -c -C 20 -V -a"),
     ("ucmatose -c 4 -C 10 -b", "ucmatose -c 4 -C 10 -s"),
@@ -482,7 +484,7 @@ const RXE_CONNECTIONS: &[(&str, &str)] = &[
 
 const RXE_LOSS: [&str; 2] = ["ibv_rc_pingpong -n 100 -s 9000", "ibv_rc_pingpong -n 100 -e"];
 
-/// With the name alone, Busybox's shell would run a `tc` of its own.
+/// With the full path, because busybox's shell has its own `tc`.
 const LOSE: &str = "/sbin/tc qdisc add dev v0 root netem loss 2% && \
     soft /sbin/tc qdisc add dev v1 root netem loss 2% || exit 1\n";
 
@@ -490,13 +492,13 @@ const REPAIR: &str = "; status=$?
 /sbin/tc qdisc del dev v0 root; soft /sbin/tc qdisc del dev v1 root
 [ $status = 0 ]";
 
-/// How perftest runs between two devices of a kind, and between both kinds; and the program that
-/// sends as much by UDP alone. Packets between two software devices go through the loopback
-/// interface of their network namespace, and so do the packets of that program. Packets between two
-/// queue pairs of rxe do not leave its module: rxe has the initial namespace's addresses only, and
-/// finds no neighbour between two of those.
+/// Shell functions that run perftest between two devices of a kind and between both kinds, and the
+/// program that sends the same amount by UDP alone. Packets of software devices and of that program
+/// go through the loopback interface of their network namespace. Packets between two queue pairs of
+/// rxe do not leave its module: rxe has only the initial namespace's addresses, between which there
+/// is no neighbour.
 ///
-/// The figure is a column of the client's last line of numbers.
+/// A figure is a column of the client's last line of numbers.
 const RXE_PROGRAMS: &str = r#"
 ours3="/bin/ip netns exec soft uverbs run --address 10.0.0.3 --"
 rxe() { play "$1 -d rxe0 $X" "$1 -d rxe0 $X 10.0.0.1"; }
@@ -510,8 +512,8 @@ udp() {
 }
 "#;
 
-/// What [`crate::figures`] reads of single messages: seven runs of each kind, in turn, so that
-/// other work of the machine slows all kinds alike.
+/// Prints the figures of single messages for [`crate::figures`]: seven runs of each kind in turn,
+/// so that other work of the machine affects all kinds alike.
 const RXE_LATENCY: &str = r#"
 for turn in 1 2 3 4 5 6 7; do
     for who in rxe uverbs_soft mixed udp; do
@@ -525,10 +527,10 @@ for turn in 1 2 3 4 5 6 7; do
 done
 "#;
 
-/// What it reads of all else: three runs of each case, in turn. A pingpong measures messages that
-/// both ends await: with `ib_send_lat -e`, rxe's completion queue overruns. Processor time is that
-/// of the whole guest, which does nothing else; the difference of two runs excludes the time for
-/// starting.
+/// Prints all other figures: three runs of each case in turn. Messages for which both ends sleep
+/// are measured with a pingpong, because with `ib_send_lat -e` rxe's completion queue overruns.
+/// Processor time is that of the whole guest, which does nothing else; the difference of two runs
+/// excludes the time for starting.
 const RXE_FIGURES: &str = r#"
 P="ibv_rc_pingpong -e -s 64 -n 300"
 awaited() {
