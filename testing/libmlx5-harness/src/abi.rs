@@ -8,8 +8,8 @@ use std::mem::{offset_of, size_of};
 
 pub type Opaque = *mut c_void;
 
-/// `struct ibv_context`, as far as the inline functions of `verbs.h` look into it.
-/// `struct verbs_context` is before it.
+/// `struct ibv_context`, up to the fields that inline functions of `verbs.h` use. It is the end of
+/// a `struct verbs_context`.
 #[repr(C)]
 pub struct Context {
     before: [usize; 8],
@@ -67,7 +67,7 @@ pub struct Srq {
     pub context: *mut Context,
 }
 
-/// `struct ibv_qp_ex`: a work request is built by calls through it.
+/// `struct ibv_qp_ex`, with the functions that build work requests.
 #[repr(C)]
 pub struct QpEx {
     before: [usize; 21],
@@ -281,7 +281,7 @@ pub struct DirectQpAttr {
     pub send_operations: u64,
 }
 
-/// `struct mlx5dv_qp_ex`, up to what is used of it.
+/// `struct mlx5dv_qp_ex`, up to the fields that are used.
 #[repr(C)]
 pub struct DirectQpEx {
     mask: u64,

@@ -1,6 +1,6 @@
-//! Redirects libibverbs and libmlx5 to the software device: the system calls by which they find,
-//! open and use a device are replaced in their import tables. Nothing else in the libraries is
-//! changed, and their data path makes no system call.
+//! Redirects libibverbs and libmlx5 to the software device, by replacing the calls that find, open
+//! and use a device in their import tables. Nothing else in the libraries is changed, and their
+//! data path makes no system call.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::slice::from_raw_parts;
@@ -18,8 +18,8 @@ use uverbs_uapi::write::WriteCmd;
 use uverbs_uapi::write::qp::ModifyQp;
 
 const NODE: &CStr = c"/dev/infiniband/uverbs0";
-/// A character device that every user may open replaces the node. libibverbs compares its number
-/// with that in sysfs.
+/// A character device that every user may open, in place of the node. libibverbs compares its
+/// number with that in sysfs.
 const STAND_IN: &CStr = c"/dev/null";
 pub(crate) const STAND_IN_NUMBER: &str = "1:3";
 
@@ -28,7 +28,7 @@ static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// libmlx5's part of the request that created its last QP.
 static CREATED: Mutex<Option<CreateQp>> = Mutex::new(None);
 
-/// The user index that libmlx5 gave to the SRQ that it created last.
+/// The user index of libmlx5's last SRQ.
 static SRQ_INDEX: AtomicU32 = AtomicU32::new(0);
 
 /// Libraries whose calls are replaced.
@@ -96,7 +96,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 /// The request's object and method, and its attributes.
 ///
 /// # Safety
-/// `header` is that of a request, its attributes follow it, and no other code uses them meanwhile.
+/// `header` is that of a request with its attributes, which no other code uses meanwhile.
 unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a [IoctlAttr]) {
     // SAFETY: the caller vouches for the header, and as many attributes follow it.
     unsafe {
@@ -106,7 +106,7 @@ unsafe fn parts<'a>(header: *mut IoctlHdr) -> (ObjectId, MethodId, &'a [IoctlAtt
     }
 }
 
-/// Notes where libmlx5 has a new queue pair, and its user index or that of a new SRQ.
+/// Records the request for a new queue pair, or the user index of a new SRQ.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -116,19 +116,19 @@ unsafe fn note_creation(header: *mut IoctlHdr) {
     let data = |id| attributes.iter().find(|given| given.attr_id == id).map(|given| given.data);
     let Some(driver) = data(qp::create::UHW_IN.id()) else { return };
     if (object, method) == (qp::OBJECT, qp::create::METHOD) {
-        // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_qp` there, of its own memory.
+        // SAFETY: libmlx5 passes a pointer to a whole `struct mlx5_ib_create_qp`.
         let request = unsafe { (driver as *const CreateQp).read_unaligned() };
         *CREATED.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
     }
     if (object, method) == (srq::OBJECT, srq::create::METHOD) {
-        // SAFETY: libmlx5 passes a whole `struct mlx5_ib_create_srq` there, of its own memory.
+        // SAFETY: libmlx5 passes a pointer to a whole `struct mlx5_ib_create_srq`.
         let request = unsafe { (driver as *const CreateSrq).read_unaligned() };
         SRQ_INDEX.store(request.uidx, Ordering::Relaxed);
     }
 }
 
-/// Whether the request moves a queue pair to RTS. The device does not get that request: in RTS it
-/// would read the doorbell record once by itself, and send what libmlx5 has posted until then.
+/// Whether the request moves a queue pair to RTS. It is not passed to the device, which would then
+/// read the doorbell record once, and send the requests that libmlx5 has posted by then.
 ///
 /// # Safety
 /// As for [`parts`].
@@ -143,7 +143,7 @@ unsafe fn starts_sending(header: *mut IoctlHdr) -> bool {
         return false;
     }
     let Some(request) = data(invoke_write::CORE_IN.id()) else { return false };
-    // SAFETY: libibverbs passes a whole `struct ib_uverbs_modify_qp` there, of its own memory.
+    // SAFETY: libibverbs passes a pointer to a whole `struct ib_uverbs_modify_qp`.
     let request = unsafe { (request as *const ModifyQp).read_unaligned() };
     request.attr_mask.contains(QpAttrMask::STATE) && request.qp_state == QpState::RTS
 }
@@ -159,8 +159,8 @@ pub(crate) fn srq_index() -> u32 {
     SRQ_INDEX.load(Ordering::Relaxed)
 }
 
-/// Pages that can be written are doorbell registers. Plain memory replaces them, so that the device
-/// sees no doorbell.
+/// Replaces writable pages, which are doorbell registers, by plain memory, so that the device gets
+/// no doorbells.
 unsafe extern "C" fn mmap(
     address: *mut c_void,
     length: usize,
@@ -190,7 +190,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
     if domain == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA {
         return refuse(libc::EPROTONOSUPPORT);
     }
-    // SAFETY: no memory is involved.
+    // SAFETY: no pointers are passed.
     unsafe { libc::socket(domain, kind, protocol) }
 }
 
@@ -293,7 +293,7 @@ unsafe fn patch(base: usize, mut dynamic: *const Dynamic) {
 /// # Safety
 /// `slot` is an import of a loaded library, and `hook` a function of its type.
 unsafe fn replace(slot: usize, hook: *const c_void) {
-    // SAFETY: asks for a number; the page belongs to the library's data.
+    // SAFETY: queries the page size; the page belongs to the library's data.
     unsafe {
         let size = libc::sysconf(libc::_SC_PAGESIZE) as usize;
         let page = (slot & !(size - 1)) as *mut c_void;

@@ -1,12 +1,12 @@
-//! libmlx5 in this process, on plain memory, for comparisons in tests, fuzzing and benchmarks.
+//! Runs libmlx5 in this process, on plain memory, for comparisons in tests, fuzzing and benchmarks.
 //!
 //! The harness loads libibverbs and libmlx5 at run time and changes their import tables, so that
 //! their system calls on the character device go to the software device's `chardev` front end.
-//! Nothing else in them is changed. Doorbell pages are plain memory, so the device sees no doorbell
-//! and executes nothing: queues fill up, and the caller writes the completions
-//! ([`QueuePair::complete`]). A process opens one device, once.
+//! Nothing else in them is changed. Doorbell pages are plain memory, so the device gets no
+//! doorbells and executes nothing: queues fill up, and the caller writes the completions
+//! ([`QueuePair::complete`]). A process opens only one device.
 //!
-//! Nothing that the project ships depends on this crate.
+//! No published crate depends on this one.
 #![cfg(target_os = "linux")]
 
 pub mod abi;
@@ -100,7 +100,7 @@ pub struct Libmlx5 {
     pub context: *mut Context,
     /// A protection domain.
     pub pd: *mut Pd,
-    /// The software device that it uses.
+    /// The software device that libmlx5 uses.
     pub device: SoftDevice,
 }
 
@@ -110,11 +110,12 @@ unsafe impl Send for Libmlx5 {}
 unsafe impl Sync for Libmlx5 {}
 
 impl Libmlx5 {
-    /// The libraries, which the first call opens. It sets the environment variable `SYSFS_PATH`, by
-    /// which libibverbs finds the device: no other thread may use the environment until it returns.
+    /// The libraries, which the first call loads. That call sets the environment variable
+    /// `SYSFS_PATH`, by which libibverbs finds the device: no other thread may use the environment
+    /// until it returns.
     ///
     /// # Errors
-    /// A text that names the library, or the function in it, that this machine lacks.
+    /// The name of the missing library, or of the function that a library lacks.
     pub fn load() -> Result<&'static Self, String> {
         Self::load_on(|| SoftDevice::builder("mlx5_0").without_wire().build())
     }
@@ -172,13 +173,13 @@ impl Sysfs {
 
 impl Drop for Sysfs {
     fn drop(&mut self) {
-        // A directory that is left in the temporary directory does no harm.
+        // A remaining directory does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 fn library(name: &CStr) -> Result<Opaque, String> {
-    // SAFETY: loads a library, which runs its constructors.
+    // SAFETY: loading a library runs its constructors.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
     if handle.is_null() { Err(linker_error()) } else { Ok(handle) }
 }
@@ -190,7 +191,7 @@ fn symbol(library: Opaque, name: &CStr) -> Result<Opaque, String> {
 }
 
 fn linker_error() -> String {
-    // SAFETY: after a failure there is a message, which stays until the next call of this thread.
+    // SAFETY: after a failure there is a message, which is valid until this thread's next call.
     let message: *const c_char = unsafe { libc::dlerror() };
     if message.is_null() {
         return "the dynamic linker gives no reason".into();
@@ -199,7 +200,7 @@ fn linker_error() -> String {
     unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
 }
 
-/// An object that a verb has made.
+/// The object that a verb has created.
 ///
 /// # Errors
 /// `failure` and the last error, if the verb returned null.

@@ -1,4 +1,4 @@
-//! Queue pairs, with the memory that they write to.
+//! Queue pairs and other queues of libmlx5, with access to their memory.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -36,8 +36,8 @@ pub struct QueuePairSpec {
     pub capacities: [u32; 5],
     /// Whether every send generates a completion.
     pub signal_all: bool,
-    /// The operations that the `ibv_wr_*` functions will post
-    /// (`enum ibv_qp_create_send_ops_flags`); 0 for a queue pair without these functions.
+    /// The operations of the `ibv_wr_*` functions (`enum ibv_qp_create_send_ops_flags`); 0 for a
+    /// queue pair without these functions.
     pub operations: u64,
 }
 
@@ -54,7 +54,7 @@ impl QueuePairSpec {
 pub struct QueuePair {
     /// The object.
     pub qp: *mut Qp,
-    /// The same for the `ibv_wr_*` functions, if operations were asked for.
+    /// The same for the `ibv_wr_*` functions, if operations were requested.
     pub extended: *mut QpEx,
     /// The same for the `mlx5dv_wr_*` functions.
     pub direct_extended: *mut DirectQpEx,
@@ -66,7 +66,7 @@ pub struct QueuePair {
     pub direct_cq: DirectCq,
     /// The `struct ibv_qp_cap` that the library returned.
     pub capacities: [u32; 5],
-    /// The index by which CQEs name the queue pair.
+    /// The index of the queue pair in CQEs.
     pub user_index: u32,
     service: Service,
     polled: u32,
@@ -125,7 +125,7 @@ impl Libmlx5 {
             rest: [0; 5],
             send_operations: spec.operations,
         };
-        // The second bit of the mask says that the type is given.
+        // The second bit of the mask is for the type.
         let mut direct = DirectQpAttr { mask: 1 << 1, dc_type: DCI, ..DirectQpAttr::default() };
         // SAFETY: the context is at the end of a `struct verbs_context`, and the attributes are
         // whole.
@@ -151,7 +151,7 @@ impl Libmlx5 {
         let (extended, direct_extended) = if spec.operations == 0 {
             (null_mut(), null_mut())
         } else {
-            // SAFETY: a queue pair made with operations is an extended one.
+            // SAFETY: a queue pair that was created with operations is an extended one.
             unsafe {
                 let extended = (self.functions.qp_to_qp_ex)(qp);
                 (extended, (self.functions.direct_qp_ex)(extended))
@@ -175,11 +175,11 @@ impl Libmlx5 {
     /// The operations of the context that are inline functions in `verbs.h`.
     pub fn verbs_context(&self) -> &VerbsContext {
         let start = self.context.cast::<u8>().wrapping_sub(size_of::<VerbsContext>());
-        // SAFETY: libmlx5's contexts are the end of a `struct verbs_context`, and stay.
+        // SAFETY: libmlx5's contexts are the end of a `struct verbs_context`, and are never freed.
         unsafe { &*start.cast::<VerbsContext>() }
     }
 
-    /// The struct in which libmlx5 says where it keeps an object (`mlx5dv_init_obj`).
+    /// The struct in which libmlx5 describes an object's memory (`mlx5dv_init_obj`).
     ///
     /// # Safety
     /// `kind` is the object's `DIRECT_*`, `field` is its field, and `D` is its struct.
@@ -191,14 +191,14 @@ impl Libmlx5 {
     ) -> Result<D, String> {
         let (mut direct, mut objects) = (D::default(), DirectObjects::default());
         *field(&mut objects) = [object as usize, &raw mut direct as usize];
-        // SAFETY: the object is there, with a place for its answer.
+        // SAFETY: the object exists, and there is space for the answer.
         match unsafe { (self.functions.init_obj)(&raw mut objects, kind) } {
             0 => Ok(direct),
             errno => Err(format!("mlx5dv_init_obj: errno {errno}")),
         }
     }
 
-    /// An address handle, and where libmlx5 keeps its 48 bytes of address vector.
+    /// An address handle, and its address vector of 48 bytes in libmlx5's memory.
     ///
     /// # Errors
     /// libmlx5 or the device refuses it.
@@ -253,8 +253,8 @@ pub struct SharedQueue {
 }
 
 impl SharedQueue {
-    /// Entries in the list of free WQEs at first: a power of two. The ring has more entries if
-    /// libmlx5 holds some back.
+    /// Entries of the initial list of free WQEs, a power of two. The ring has more if libmlx5
+    /// reserves some.
     pub fn entries(&self) -> u32 {
         self.direct.tail + 1
     }
@@ -298,7 +298,7 @@ pub struct TagQueue {
     polled: u32,
 }
 
-/// What libmlx5 says of a completion of a tag matching SRQ (`ibv_start_poll`).
+/// A completion of a tag matching SRQ, as libmlx5 reports it (`ibv_start_poll`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagCompletion {
     /// The request's id.
@@ -318,7 +318,7 @@ impl Libmlx5 {
     /// # Errors
     /// libmlx5 or the device refuses it.
     pub fn create_tag_queue(&self, tags: u32, changes: u32) -> Result<TagQueue, String> {
-        /// `IBV_WC_EX_WITH_BYTE_LEN`: any field makes an extended completion queue.
+        /// `IBV_WC_EX_WITH_BYTE_LEN`: any field makes the completion queue extended.
         const FIELDS: u64 = 1;
         /// `IBV_SRQT_TM`.
         const TAG_MATCHING: u32 = 2;
@@ -353,8 +353,8 @@ impl Libmlx5 {
         // SAFETY: libibverbs' contract.
         let srq = unsafe { (verbs.create_srq_ex)(self.context, &raw mut attributes) };
         let srq = made(srq, "no tag matching queue")?;
-        // The queue pair inside was created last. It receives through the SRQ, so that its buffer
-        // is the ring of its sends.
+        // The queue pair inside was created last. Its buffer is only the send ring, because it
+        // receives through the SRQ.
         let created = hooks::created();
         let (ring, record) = (created.buf_addr as usize, created.db_addr as usize);
         // SAFETY: its kind, field and struct.
@@ -382,8 +382,8 @@ impl TagQueue {
         cqe[63] |= u8::from(self.polled & entries != 0);
         let place = self.direct_cq.buffer + (self.polled & (entries - 1)) as usize * 64;
         self.polled = self.polled.wrapping_add(1);
-        // SAFETY: within the ring, which only libmlx5 reads, in the calls below; fields are read of
-        // a completion that is there.
+        // SAFETY: within the ring, which only libmlx5 reads, in the calls below; fields are read
+        // only if there is a completion.
         unsafe {
             (place as *mut [u8; 64]).write(cqe);
             let (cq, attributes) = (self.cq, 0);
@@ -419,7 +419,7 @@ const STRIDES: DirectWqAttr =
     DirectWqAttr { mask: 1, log_stride: 6, log_strides: 9, two_byte_shift: 0 };
 
 impl Libmlx5 {
-    /// Creates a receive work queue. Many frames share a WQE of a striding one.
+    /// Creates a receive work queue. If it is striding, many frames share a WQE.
     ///
     /// # Errors
     /// libmlx5 or the device refuses it.
@@ -468,12 +468,12 @@ impl QueuePair {
 
     /// Its number.
     pub fn number(&self) -> u32 {
-        // SAFETY: a queue pair of libibverbs', which stays.
+        // SAFETY: a queue pair of libibverbs, which is never freed.
         unsafe { (*self.qp).number }
     }
 
-    /// Mask of the attributes that the change to INIT takes: state, port, P_Key index, and access
-    /// rights or the Q_Key.
+    /// Mask of the attributes for the change to INIT: state, port, P_Key index, and access rights
+    /// or the Q_Key.
     fn to_init(&self) -> c_int {
         match self.service {
             Service::RawPacket => STATE | 1 << 5,
@@ -531,9 +531,9 @@ impl QueuePair {
         if count == 1 { Ok(completion) } else { Err(count) }
     }
 
-    /// The context, whose operations post and poll.
+    /// The context, with the functions that post and poll.
     pub fn context(&self) -> *mut Context {
-        // SAFETY: a queue pair of libibverbs', which stays.
+        // SAFETY: a queue pair of libibverbs, which is never freed.
         unsafe { (*self.qp).context }
     }
 
@@ -542,8 +542,8 @@ impl QueuePair {
         bytes(self.direct.send.buffer, self.direct.send.entries as usize * 64)
     }
 
-    /// Fills the send ring and the doorbell register with `byte`, so that later writes show. No
-    /// request may be in flight.
+    /// Fills the send ring and the doorbell register with `byte`, so that later writes can be
+    /// detected. No request may be in flight.
     pub fn fill(&self, byte: u8) {
         let ring = (self.direct.send.buffer, self.direct.send.entries as usize * 64);
         for (start, length) in [ring, (self.direct.register, self.register_length())] {

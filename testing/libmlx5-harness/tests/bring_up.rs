@@ -1,5 +1,5 @@
-//! libmlx5 works in the harness: it posts into its ring, writes its doorbell register, and sees the
-//! completions that the harness writes.
+//! Tests that libmlx5 works in the harness: it posts into its ring, writes its doorbell register,
+//! and returns the completions that the harness writes.
 
 use std::ptr::null_mut;
 

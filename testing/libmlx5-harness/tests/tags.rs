@@ -1,9 +1,10 @@
-//! Tag matching: `ibv_post_srq_ops` of libmlx5 and this project's queue write the same bytes, give
-//! out the same handles, and refuse the same. The same CQEs are the same completions to both.
+//! Tag matching: `ibv_post_srq_ops` of libmlx5 and this project's queue write the same bytes,
+//! return the same handles, and refuse the same requests. The same CQEs result in the same
+//! completions.
 //!
-//! What differs on purpose, and is not compared: libmlx5 leaves bytes of an earlier WQE in one that
-//! removes an entry; it only learns from an added entry how many unexpected messages the device was
-//! told of; and it takes the cancellation of a message for an ordinary receive.
+//! Three intended differences are not compared. libmlx5 leaves bytes of an earlier WQE in one that
+//! removes an entry. It counts unexpected messages as reported to the device only when it adds an
+//! entry. It treats the cancellation of a message as an ordinary receive.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ const CQES: usize = 64;
 const SIGNALED: u32 = 1;
 const SYNC: u32 = 2;
 
-/// Memory that stays until the process ends, zeroed.
+/// Zeroed memory that is never freed.
 fn memory(length: usize) -> NonNull<u8> {
     let layout = Layout::from_size_align(length, 4096).expect("a layout");
     // SAFETY: the size is not zero.
@@ -54,7 +55,7 @@ struct Ours {
 }
 
 impl Ours {
-    /// A queue with this number of blocks, of the queue pair with this number.
+    /// A queue with `blocks` blocks for the queue pair number `number`.
     fn new(blocks: u32, number: u32) -> Self {
         let table = UserIndexTable::new();
         let [ring, record, register] = [blocks as usize * 64, 64, 4096].map(memory);
@@ -119,7 +120,7 @@ impl Ours {
                 CompletionOpcode::TagRecv => 133,
                 other => panic!("{other:?}"),
             },
-            // IBV_WC_TM_SYNC_REQ, _MATCH and _DATA_VALID, as the drop-in has them.
+            // IBV_WC_TM_SYNC_REQ, _MATCH and _DATA_VALID, as in the drop-in.
             flags: bit(16, asks)
                 | bit(32, event.is_of_entry() && event != TagEvent::EXPECTED)
                 | bit(64, event.is_last_of_entry()),
@@ -195,7 +196,7 @@ fn post_by_c(libmlx5: &Libmlx5, queue: &TagQueue, request: &TagRequest) -> Resul
     if errno == 0 { Ok(wr.handle) } else { Err(errno) }
 }
 
-/// The next of a deterministic random sequence (xorshift), below `limit`.
+/// The next number below `limit` of a deterministic random sequence (xorshift).
 fn below(state: &mut u64, limit: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -203,7 +204,7 @@ fn below(state: &mut u64, limit: u64) -> u64 {
     (*state >> 16) % limit
 }
 
-/// A random request. `listed` holds the entries that are in the list.
+/// A random request. `listed` holds the entries of the list.
 fn request(state: &mut u64, wr_id: u64, listed: &mut Vec<u16>) -> TagRequest {
     let mut pick = |limit| below(state, limit);
     let change = match pick(6) {
@@ -250,7 +251,7 @@ fn changes_of_tags_are_the_same_bytes() {
             let request = request(&mut state, posted as u64, &mut listed);
             let by_c = post_by_c(libmlx5, &theirs, &request);
             let wqe = &theirs.ring()[posted * 64..][..64];
-            // Only its WQEs tell the number of libmlx5's queue pair.
+            // Only the WQEs contain the number of libmlx5's queue pair.
             let number = u32::from_be_bytes([0, wqe[4], wqe[5], wqe[6]]);
             let ours = ours.get_or_insert_with(|| Ours::new(theirs.blocks, number));
             match (ours.post(&request), by_c) {
@@ -273,12 +274,12 @@ fn changes_of_tags_are_the_same_bytes() {
     }
 }
 
-/// What a device that keeps to the rules knows of a list.
+/// A correct device's state of a tag list.
 #[derive(Default)]
 struct Device {
-    /// Entries that messages can complete, and whether the first of two completions was written.
+    /// Entries that messages can match, and whether the first of two completions was written.
     entries: Vec<(u16, bool)>,
-    /// Changes to be confirmed, with the entry that is added or removed.
+    /// Changes without a completion yet, with the entry that is added or removed.
     changes: VecDeque<(TagEvent, u16)>,
 }
 
@@ -297,14 +298,14 @@ impl Device {
         }
     }
 
-    /// Removes an entry that no message has taken. Returns whether there was one.
+    /// Removes an entry that no message has matched. Returns whether there was such an entry.
     fn remove(&mut self, entry: u16) -> bool {
         let before = self.entries.len();
         self.entries.retain(|(listed, has_begun)| *listed != entry || *has_begun);
         self.entries.len() < before
     }
 
-    /// The CQE of the next change, with any number of unexpected messages.
+    /// The CQE of the next change, with a random number of unexpected messages.
     fn confirm(&mut self, state: &mut u64) -> Option<[u8; 64]> {
         let (event, entry) = self.changes.pop_front()?;
         let is_done = event != TagEvent::REMOVE || self.remove(entry);
@@ -314,7 +315,7 @@ impl Device {
         Some(cqe)
     }
 
-    /// The CQE of a message that an entry takes.
+    /// The CQE of a message that matches an entry.
     fn message(&mut self, state: &mut u64) -> Option<[u8; 64]> {
         const FIRST: [TagEvent; 6] = [
             TagEvent::CONSUMED,
