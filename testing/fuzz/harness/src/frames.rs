@@ -402,9 +402,9 @@ impl Strides {
             Ok(frame) => frame,
             Err(error) => return self.found.note(error),
         };
-        let (buffer, lent) = &mut self.buffers[frame.place as usize];
-        assert!(*lent <= frame.offset, "these bytes were lent before");
-        *lent = (frame.offset + frame.length).next_multiple_of(1 << SHAPE.log_bytes).max(*lent);
+        let (buffer, end) = &mut self.buffers[frame.place as usize];
+        assert!(*end <= frame.offset, "these bytes were returned before");
+        *end = (frame.offset + frame.length).next_multiple_of(1 << SHAPE.log_bytes).max(*end);
         assert!(frame.offset + frame.length <= SHAPE.wqe_bytes());
         for at in frame.offset..frame.offset + frame.length {
             touch(&buffer.read::<1>(at as usize));
