@@ -1,6 +1,6 @@
 //! Random programs on simulated devices whose network loses, duplicates, reorders, delays and
-//! corrupts packets. At the end memory must equal a simple model's, and every signaled request must
-//! have completed once, in order.
+//! corrupts packets. At the end memory must be equal to that of a simple model, and every signaled
+//! request must have completed once, in order.
 //!
 //! `SEED=n cargo test -p uverbs-soft --test simulation one_seed` repeats one run;
 //! `RUNS=n` sets how many seeds each test tries.

@@ -1,4 +1,4 @@
-//! Wireshark's dissector reads our packets without complaint: from a recording, and captured from
+//! Wireshark's dissector accepts the software device's packets, from a recording and captured from
 //! the loopback interface.
 
 use std::io::{BufRead, BufReader};
@@ -67,8 +67,8 @@ const NAMES: [(u8, &str); 14] = [
     (0xa4, "Extended Reliable Connection (XRC) - SEND Only"),
 ];
 
-/// tshark without name look-ups and without the heuristic that takes every short SEND for RPC over
-/// RDMA and then calls it malformed.
+/// tshark without name lookups, and without the heuristic that mistakes every short SEND for RPC
+/// over RDMA and then reports it as malformed.
 fn tshark(file: &Path) -> Command {
     let mut tshark = Command::new("tshark");
     tshark.args(["-n", "--disable-protocol", "rpcordma", "-r"]).arg(file);
@@ -85,7 +85,7 @@ fn temporary(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("uverbs-soft-{}-{name}", std::process::id()))
 }
 
-/// Opcode and complaints of each packet that tshark takes for InfiniBand.
+/// Opcode and complaints of each packet that tshark dissects as InfiniBand.
 fn dissect(file: &Path) -> Vec<(u8, String)> {
     let mut tshark = tshark(file);
     tshark.args(["-Y", "infiniband", "-T", "fields", "-E", "separator=|"]);

@@ -1,5 +1,5 @@
 //! Hostile peers: a network between two hosts changes bytes of datagrams, repeats them, and sends
-//! them from other addresses. No datagram may make a host panic, or leave an id behind.
+//! them from other addresses. No datagram may cause a panic or a leftover id.
 //!
 //! `SEED=n cargo test -p uverbs-soft-cm --test liars` repeats one run; `RUNS=n` sets how many
 //! seeds are tried.
@@ -59,7 +59,7 @@ struct World {
     ids: [Vec<CmaId>; 2],
     prng: Prng,
     now: u64,
-    /// How many datagrams arrived changed.
+    /// Number of datagrams that arrived with changes.
     changed: u32,
 }
 

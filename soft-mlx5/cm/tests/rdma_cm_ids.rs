@@ -27,7 +27,8 @@ use zerocopy::IntoBytes;
 const HOSTS: usize = 3;
 const PORT: u16 = 7000;
 const SECOND: u64 = 1_000_000_000;
-/// Longer than every repetition and timewait: 16 tries of 4.6 s on each side, with MRA's patience.
+/// Longer than all repetitions and timewait: 16 tries of 4.6 s on each side, plus the delays that
+/// MRA allows.
 const FOR_EVER: u64 = 1000 * SECOND;
 
 /// The network's faults: rates in parts per million, and the longest delay in milliseconds.
@@ -332,7 +333,7 @@ impl World {
         self.set_seen(host, id, seen);
     }
 
-    /// Takes the next step towards a connection, and plans its end.
+    /// Takes the next step towards a connection, and plans the connection's end.
     fn go_on(&mut self, host: usize, event: &CmaEvent, attempt: u32) {
         let (id, now) = (event.id, self.now);
         let cma = &mut self.hosts[host];
@@ -457,7 +458,7 @@ fn run(seed: u64, faults: Faults) -> Outcome {
 fn every_id_gets_the_events_of_its_answer_on_a_good_network() {
     for seed in 0..runs() {
         let outcome = run(seed, GOOD);
-        // The client that has got a refusal does not answer the reply to the repeated request.
+        // A client whose request was refused does not answer the reply to the repeated request.
         assert!(outcome.unreachable <= outcome.again, "seed {seed}: {outcome:?}");
         assert!(outcome.established <= outcome.accepted, "seed {seed}: {outcome:?}");
         let ends = outcome.established + outcome.rejected;

@@ -37,7 +37,8 @@ fn every_defined_opcode_round_trips() {
         let (prefix, _) = packet.bytes().split_at(headers.size() - 1);
         assert!(matches!(View::parse(prefix), Err(PacketError::TooShort { .. })));
     }
-    // RC and XRC 25 each (two of them our own), UC 12, UD 2; DC, all our own, 27.
+    // RC and XRC have 25 each (two of them the software device's own), UC 12, UD 2, and DC 27, all
+    // the software device's own.
     assert_eq!(defined, 91);
 }
 

@@ -107,7 +107,7 @@ fn corruption_never_reaches_the_transport() {
     }
 }
 
-/// A wire that keeps what is sent.
+/// A wire that stores the packets that are sent.
 #[derive(Debug, Default)]
 struct Kept(Vec<Packet>);
 

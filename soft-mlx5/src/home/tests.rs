@@ -4,7 +4,7 @@ use nix::unistd::{ForkResult, fork};
 use super::*;
 
 fn is_here_in_a_child(home: &Home) -> bool {
-    // SAFETY: the child reads two words and leaves at once.
+    // SAFETY: the child reads two words and exits at once.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             // SAFETY: ends the process at once.
@@ -31,7 +31,7 @@ fn a_forked_child_is_another_process() {
 #[test]
 fn a_forked_child_has_a_number_of_its_own() {
     assert_eq!(own_process(), std::process::id());
-    // SAFETY: the child reads two numbers and leaves at once.
+    // SAFETY: the child reads two numbers and exits at once.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let is_own = own_process() == std::process::id();

@@ -29,8 +29,7 @@ fn a_forked_child_has_a_new_value_even_if_another_thread_holds_the_lock() {
             let _ = is_done.recv();
         });
         is_held.recv().unwrap();
-        // SAFETY: the child calls nothing that needs a thread or lock of the parent's, and
-        // leaves at once.
+        // SAFETY: the child uses no threads and locks of the parent, and exits at once.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 // Kills a child that hangs.

@@ -8,7 +8,7 @@ use crate::core::{AsyncKind, CoreConfig, EventObject};
 use crate::memory::BufferMemory;
 use crate::wire::{Carrier, Link, Network, NoWire};
 
-/// Bound on a wait for the device; only a defect reaches it.
+/// Time limit of a wait for the device, which is reached only if there is a defect.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
@@ -124,7 +124,7 @@ fn no_thread_and_no_station_is_left() {
     }
 }
 
-/// Records the order in which the wire's packets and the clock are read.
+/// Records the order in which the wire and the clock are read.
 #[derive(Clone, Default)]
 struct Order(Arc<Mutex<Vec<&'static str>>>);
 
@@ -146,8 +146,8 @@ impl Wire for Order {
     }
 }
 
-/// A wire whose receivers have no space: this many packets wait, and each look passes one on while
-/// `takes` is set.
+/// A wire whose receivers have no space. It holds this number of packets; while `takes` is set,
+/// each look delivers one.
 #[derive(Clone, Default)]
 struct Full {
     waiting: Arc<AtomicUsize>,
@@ -204,8 +204,8 @@ fn arrived_packets_are_handled_before_timeouts() {
 #[allow(unsafe_code, reason = "forks")]
 fn a_forked_child_is_refused_and_can_exit() {
     let (runtime, _) = start();
-    // SAFETY: the child calls nothing that could wait for a lock another thread held at the fork:
-    // it compares process ids, forgets a handle and exits.
+    // SAFETY: the child waits for no lock that another thread held at the fork: it compares process
+    // ids, forgets a handle and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let looked = runtime.progress() || runtime.shared.standby.last().is_some();
@@ -366,7 +366,7 @@ fn a_wait_for_a_file_ends_with_the_file() {
     let looks = host.ticks.load(Ordering::SeqCst);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| runtime.wait_readable(&files, None));
-        // The waiting thread looks as the device's thread does, and yields to commands.
+        // The waiting thread looks like the device's thread, and yields to commands.
         host.reaches(looks + 1);
         runtime.control(|_| ()).unwrap();
         io::Write::write_all(&mut &write, b"x").unwrap();

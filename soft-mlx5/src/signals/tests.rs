@@ -8,11 +8,11 @@ use nix::unistd::{ForkResult, fork, pipe, write};
 
 use super::*;
 
-/// Writes to `file` in a process whose files may have no bytes, which has sent itself `own` and
-/// blocks that only. How it ends: with 1 if it still has its own signal and knows the errno.
+/// Writes to `file` in a process whose file size limit is 0, and which has sent itself `own` and
+/// blocks only this signal. Returns how it ended: with status 1 if its own signal is still pending
+/// and it got this errno.
 fn end_of_a_write(file: &OwnedFd, own: Signal, errno: Errno) -> WaitStatus {
-    // SAFETY: the child calls nothing that needs a thread or lock of the parent's, and leaves at
-    // once.
+    // SAFETY: the child uses no threads and locks of the parent, and exits at once.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             for (_, of) in OF_WRITES {

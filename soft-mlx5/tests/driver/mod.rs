@@ -1,4 +1,4 @@
-//! A small driver: queues in plain memory, written with only the format structs, so that these
+//! A small driver. Its queues are in plain memory and use only the format structs, so that these
 //! tests share no code with the queues that programs use.
 
 pub(crate) mod model;
@@ -225,7 +225,7 @@ impl Host {
             max_read_atomic: Some(4),
             max_destination_read_atomic: Some(4),
             min_rnr_timer: Some(1),
-            // 16.8 ms, far above the time that the slowest world needs for an answer.
+            // 16.8 ms, far longer than any simulated network needs for an answer.
             ack_timeout: Some(12),
             retry_count: Some(7),
             rnr_retry: Some(7),

@@ -1,4 +1,5 @@
-//! Random programs on random queue pairs, and a model that does the same on plain bytes.
+//! Random programs on random queue pairs, and a model that executes the same operations on plain
+//! bytes.
 
 use std::collections::VecDeque;
 
@@ -44,7 +45,7 @@ struct End {
     /// Receive buffers, each used once.
     inbox: Region,
     posted_receives: usize,
-    /// The expected content of the peer's exposed memory, as this end has written it.
+    /// The expected content of the peer's exposed memory, with all writes of this end.
     target: Vec<u8>,
     /// READs of the target that no fence has separated from later writes.
     unfenced_read: bool,

@@ -128,7 +128,7 @@ fn sends(cm: &mut IbCm, recorded: &Recorded) {
     assert_eq!(out.addressing.source, gid(recorded.sender));
 }
 
-fn hears(cm: &mut IbCm, now: u64, recorded: &Recorded) -> Event {
+fn event_of(cm: &mut IbCm, now: u64, recorded: &Recorded) -> Event {
     let other = 3 - recorded.sender;
     let addressing = Addressing::roce(gid(recorded.sender), gid(other));
     cm.receive(now, &addressing, &recorded.bytes);
@@ -146,24 +146,24 @@ fn a_recorded_connection_of_two_kernels_is_reproduced_exactly() {
 
     pair.client.send_req(0, client, &request(&data)).unwrap();
     sends(&mut pair.client, &recorded[2]);
-    assert!(matches!(hears(&mut pair.server, 0, &recorded[2]), Event::ReqReceived(..)));
+    assert!(matches!(event_of(&mut pair.server, 0, &recorded[2]), Event::ReqReceived(..)));
     pair.server.send_mra(server, 24, MraTiming::OnDuplicate, &[]).unwrap();
     pair.server.send_rep(0, server, &acceptance()).unwrap();
     sends(&mut pair.server, &recorded[3]);
-    assert!(matches!(hears(&mut pair.client, 0, &recorded[3]), Event::RepReceived(0, _)));
+    assert!(matches!(event_of(&mut pair.client, 0, &recorded[3]), Event::RepReceived(0, _)));
     pair.client.send_rtu(client, &[]).unwrap();
     sends(&mut pair.client, &recorded[4]);
-    assert!(matches!(hears(&mut pair.server, 0, &recorded[4]), Event::RtuReceived(_)));
+    assert!(matches!(event_of(&mut pair.server, 0, &recorded[4]), Event::RtuReceived(_)));
     pair.client.send_dreq(0, client, &[]).unwrap();
     sends(&mut pair.client, &recorded[5]);
-    assert!(matches!(hears(&mut pair.server, 0, &recorded[5]), Event::DreqReceived(_)));
+    assert!(matches!(event_of(&mut pair.server, 0, &recorded[5]), Event::DreqReceived(_)));
     pair.server.send_drep(0, server, &[]).unwrap();
     sends(&mut pair.server, &recorded[6]);
-    assert!(matches!(hears(&mut pair.client, 0, &recorded[6]), Event::DrepReceived(_)));
+    assert!(matches!(event_of(&mut pair.client, 0, &recorded[6]), Event::DrepReceived(_)));
     assert_eq!(GSI_QKEY, 0x8001_0000);
 }
 
-/// The kernel gets no address for its answers from a group's GID (`ib_init_ah_attr_from_wc` in
+/// The kernel cannot answer from a multicast GID (`ib_init_ah_attr_from_wc` in
 /// drivers/infiniband/core/verbs.c), and drops the request before it looks for a listener.
 #[test]
 fn a_request_to_a_group_is_dropped() {
@@ -201,7 +201,7 @@ fn a_recorded_refusal_and_resolution_are_reproduced_exactly() {
     let mut client = engine(CLIENT_GUID, 0x55d8_dda3);
     let id = client.create();
     client.send_req(0, id, &request(&[])).unwrap();
-    let Event::RejReceived(rej) = hears(&mut client, 0, &recorded[1]) else { panic!() };
+    let Event::RejReceived(rej) = event_of(&mut client, 0, &recorded[1]) else { panic!() };
     assert_eq!(rej.reason(), RejReason::INVALID_SERVICE_ID);
     assert_eq!(client.state(id), Some(State::Idle));
 
@@ -219,11 +219,11 @@ fn a_recorded_refusal_and_resolution_are_reproduced_exactly() {
     };
     client.send_sidr_req(0, id, &param).unwrap();
     sends(&mut client, &recorded[12]);
-    assert!(matches!(hears(&mut server, 0, &recorded[12]), Event::SidrReqReceived(..)));
+    assert!(matches!(event_of(&mut server, 0, &recorded[12]), Event::SidrReqReceived(..)));
     let rep = SidrRepParam { qpn: 0x50, qkey: 0x0123_4567, ..SidrRepParam::default() };
     server.send_sidr_rep(CmId(1), &rep).unwrap();
     sends(&mut server, &recorded[13]);
-    let Event::SidrRepReceived(_, rep) = hears(&mut client, 0, &recorded[13]) else { panic!() };
+    let Event::SidrRepReceived(_, rep) = event_of(&mut client, 0, &recorded[13]) else { panic!() };
     assert_eq!((rep.status(), rep.qpn(), rep.qkey.get()), (SidrStatus::SUCCESS, 0x50, 0x0123_4567));
 }
 

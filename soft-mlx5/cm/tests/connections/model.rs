@@ -1,7 +1,7 @@
-//! The programs, and the events that each may get.
+//! The programs, with checks of the events that each gets.
 //!
-//! Every attempt to connect has a token, which travels in the private data of REQ and REP. So the
-//! model knows which ids belong together, and compares both sides' views.
+//! Every attempt to connect has a token in the private data of REQ and REP. With it the model finds
+//! the ids that belong together, and compares both sides' state.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -121,7 +121,7 @@ impl Run {
                 break;
             };
             self.network.advance(next);
-            // What arrived at the time of a task may have ended its id.
+            // An event at the same time may have ended the task's id.
             self.handle_events();
             if task.is_some_and(|at| at <= self.network.now) {
                 let Some(Reverse((_, _, task))) = self.tasks.pop() else { break };

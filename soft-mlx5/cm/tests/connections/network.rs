@@ -91,8 +91,8 @@ impl Network {
         self.hosts.iter().filter_map(IbCm::next_wake).chain(arrival).min()
     }
 
-    /// Advances the time: handles one arrival that is due, or timers if there is none. So each
-    /// event is handled before what arrives at the same time.
+    /// Advances the time, and handles one datagram that is due, or the timers if there is none. So
+    /// the caller can handle its events before the next datagram of the same time.
     pub(crate) fn advance(&mut self, to: u64) {
         let now = self.now.max(to);
         self.now = now;

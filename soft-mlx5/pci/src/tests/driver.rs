@@ -44,7 +44,7 @@ impl Input {
         &self.0
     }
 
-    /// Appends an entry of a page list that begins where the fields end.
+    /// Appends an entry of a page list at the end of the fields.
     pub(super) fn page(mut self, address: u64) -> Self {
         self.0.extend_from_slice(&address.to_be_bytes());
         self
@@ -89,7 +89,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// A device after discovery on the bus.
+    /// A device that the driver has discovered on the bus.
     pub(super) fn found(settings: Settings) -> Self {
         Self::plugged(settings, Cable::default())
     }

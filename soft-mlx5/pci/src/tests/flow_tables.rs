@@ -1,4 +1,4 @@
-//! Flow tables: what the commands about them refuse.
+//! Refused commands about flow tables.
 
 use super::driver::{Driver, Input};
 use super::frames::pair;
@@ -22,7 +22,7 @@ fn driver() -> Driver {
     pair().into_iter().next().unwrap()
 }
 
-/// A table of four entries, with one group that has them all. Returns their numbers.
+/// A table of four entries, with one group for all of them. Returns their numbers.
 fn table(driver: &mut Driver) -> (u32, u32) {
     let input = Input::new(0x930, 64).set(flow_table_context::LOG_SIZE.at(TABLE_CONTEXT), 2);
     let table = driver.create(input);

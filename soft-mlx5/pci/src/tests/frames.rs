@@ -119,7 +119,7 @@ impl Receiver {
         make_ready(driver, 0x909, number);
         let buffers = driver.alloc(16 * BUFFER);
         for slot in 0..16 {
-            // The kernel's network device asks for padding (`MLX5_HW_START_PADDING`).
+            // The kernel's network device requests padding (`MLX5_HW_START_PADDING`).
             let length = BUFFER as u32 | INLINE_FLAG;
             let data = DataSegment::new(buffers + slot * BUFFER, length, driver.lkey);
             driver.memory.write(ring + slot * 16, data.as_bytes()).unwrap();
@@ -134,7 +134,7 @@ impl Receiver {
     }
 }
 
-/// The level of the tables that lead to no others.
+/// The level of tables that do not forward to others.
 const LAST: u64 = 2;
 
 /// Creates a table of a level.
@@ -177,7 +177,7 @@ pub(super) fn steer_with(
     table
 }
 
-/// An UDP datagram on IPv4 in a frame.
+/// A frame with a UDP datagram over IPv4.
 pub(super) fn frame(to: [u8; 6], port: u16) -> Vec<u8> {
     let mut frame = to.to_vec();
     frame.extend(station(1).mac());
@@ -252,7 +252,7 @@ fn a_hash_chooses_among_queues() {
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
 }
 
-/// A TIR that leads to the receive queue `number`.
+/// A TIR for the receive queue `number`.
 pub(super) fn queue_tir(driver: &mut Driver, number: u32) -> u32 {
     driver.create(Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number.into()))
 }

@@ -1,5 +1,5 @@
-//! The device as a driver sees it: guest memory, configuration space, BAR stores, firmware commands
-//! through their queue.
+//! Tests of the device through its driver's interface: guest memory, configuration space, BAR
+//! stores, firmware commands through their queue.
 
 mod counters;
 mod driver;

@@ -1,4 +1,5 @@
-//! Objects of user contexts: which commands of another context reach them, and what keeps them.
+//! Objects of user contexts: access by commands of other contexts, and uses that prevent their
+//! destruction.
 
 use super::driver::{Driver, Input, run};
 use super::frames::{Receiver, Sender, frame, pair, station, steer};
@@ -15,7 +16,7 @@ const BAD_RESOURCE: u64 = 5;
 const BUSY: u64 = 6;
 const LIMIT_EXCEEDED: u64 = 8;
 
-/// Where commands about Ethernet objects have their contexts, work queues and lists.
+/// Offsets of contexts, work queues and lists in commands about Ethernet objects.
 const CONTEXT: usize = 0x100;
 const QUEUE: usize = CONTEXT + 0x180;
 const LIST: usize = CONTEXT + 0x780 + 8;
@@ -58,8 +59,8 @@ struct Objects {
     group: u32,
 }
 
-/// Creates objects for a user context. What they refer to belongs to it, unless a test says
-/// otherwise.
+/// Creates objects for a user context. They refer to objects of the same context, unless a test
+/// changes that.
 struct Maker<'a> {
     driver: &'a mut Driver,
     uid: u64,
@@ -195,7 +196,7 @@ impl Maker<'_> {
             .set(create_flow_group_in::END_FLOW_INDEX, 3)
     }
 
-    /// An entry that leads to a TIR.
+    /// A flow table entry with a TIR as its destination.
     fn entry(&self, (table, group): (u32, u32), index: u64, tir: u32) -> Input {
         self.input(0x936, 840)
             .set(set_fte_in::TABLE_ID, table.into())
@@ -339,8 +340,8 @@ fn commands_of_another_context_reach_no_object() {
     }
 }
 
-/// The driver reaches all objects of programs. Of its own, the Ethernet objects are not for
-/// programs. Which others an adapter keeps from programs is unconfirmed.
+/// The driver can access all objects of programs. Programs cannot access the driver's Ethernet
+/// objects. Whether an adapter refuses them others is unconfirmed.
 #[test]
 fn the_driver_reaches_all_objects_and_programs_none_of_its_ethernet_objects() {
     let mut driver = driver();
@@ -495,7 +496,7 @@ fn a_user_context_with_objects_is_not_destroyed() {
     let umem = Input::new(0xa08, 64).set(field(0x140, 64), 1).set(field(0x180, 64), page | 1);
     let table = Maker { driver: &mut driver, uid }.table();
     let number = |opcode| (Input::new(opcode, 16), object::NUMBER);
-    // Each kind is recorded in another place.
+    // Each kind is recorded separately.
     for (create, (destroy, named)) in [
         (Input::new(0x800, 16), number(0x801)),
         (Input::new(0x816, 16), number(0x817)),
@@ -505,7 +506,7 @@ fn a_user_context_with_objects_is_not_destroyed() {
     ] {
         let opcode = header::OPCODE.get(create.bytes());
         let reply = driver.done(create.set(header::UID, uid), 16);
-        // All replies have the number in the same place, which has 24 or 32 bits.
+        // All replies have the number at the same offset, with 24 or 32 bits.
         let object = flow_counter::ID.get(&reply);
         assert_eq!(status(&mut driver, end()), BUSY, "{opcode:#x}");
         driver.done(destroy.set(header::UID, uid).set(named, object), 8);
@@ -519,8 +520,8 @@ fn there_are_no_more_objects_than_announced() {
     let objects = Maker { driver: &mut driver, uid: 0 }.all();
     let maker = Maker { driver: &mut driver, uid: 0 };
     let tir = maker.direct(0, objects.rq);
-    // Each kind has as many as `log_max_tis`, `log_max_rqt`, `log_max_tir` and `log_max_ft_num`
-    // say, and some exist already.
+    // The number of each kind is limited by `log_max_tis`, `log_max_rqt`, `log_max_tir` and
+    // `log_max_ft_num`; some exist already.
     for (input, exist) in [(maker.tis(0), 1), (maker.rqt([0; 2]), 1), (tir, 2), (maker.table(), 1)]
     {
         let input = input.set(rqtc::RQT_ACTUAL_SIZE.at(CONTEXT), 0);
@@ -541,7 +542,7 @@ fn there_are_no_more_entries_than_announced() {
     let group = maker.create(|maker| {
         maker.group(table).set(create_flow_group_in::END_FLOW_INDEX, (1 << 17) - 1)
     });
-    // As many as `log_max_flow` says; one exists already.
+    // `log_max_flow` is the limit; one exists already.
     for index in 1..1 << 16 {
         let entry = maker.entry((table, group), index, objects.tir);
         maker.driver.done(entry, 8);
@@ -555,7 +556,7 @@ fn there_are_no_more_entries_than_announced() {
     driver.done(entry, 8);
 }
 
-/// The driver names objects that all contexts share by the last number.
+/// The driver uses the last number for objects that all contexts share.
 #[test]
 fn no_context_gets_the_number_of_shared_objects() {
     let mut driver = driver();

@@ -1,4 +1,4 @@
-//! A queue pair with one connection, as a driver creates it.
+//! A connected queue pair, as a driver creates it.
 
 use uverbs_mlx5_format::{
     ControlFlags, ControlSegment, InlineHeader, Opcode, RemoteAddressSegment, U32,

@@ -116,7 +116,7 @@ fn a_command_refuses_an_object_of_another_type() {
     driver.done(input(0x90e), 8);
 }
 
-/// Of a pool's types only those without strides are modelled. Only a cyclic one lacks links.
+/// Only types of a pool without strides are modelled. All but the cyclic one have links.
 #[test]
 fn a_pool_is_created_and_shown_in_the_order_that_its_type_names() {
     let mut driver = ready_driver();

@@ -1,4 +1,4 @@
-//! Tag matching SRQs (XRQs), created, armed and destroyed in mlx5_ib's way.
+//! Tag matching SRQs (XRQs), created, armed and destroyed as by mlx5_ib.
 
 use super::driver::{Driver, Input, settings};
 use super::strictness::{
@@ -207,7 +207,7 @@ fn user_contexts_use_only_queues_of_their_own() {
     assert_eq!(status(&mut driver, input, 16), BAD_RESOURCE, "a CQ of another");
 }
 
-/// The kernel's driver announces tag matching with what this says.
+/// The kernel's driver reports tag matching to programs according to these capabilities.
 #[test]
 fn infiniband_ports_announce_tag_matching() {
     for (link, list, queues) in [(LinkLayer::InfiniBand, LOG_TAGS, 16), (LinkLayer::Ethernet, 0, 0)]

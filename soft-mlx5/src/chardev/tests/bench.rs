@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::super::{DeviceBuilder, OpenFile, SoftDevice};
 
-/// Bound on a wait for the device; only a defect reaches it.
+/// Time limit of a wait for the device, which is reached only if there is a defect.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn builder() -> DeviceBuilder {
@@ -336,7 +336,7 @@ pub(super) struct QpRequest<'a> {
     pub(super) qp_type: QpType,
     pub(super) flags: QpFlags,
     pub(super) uidx: u32,
-    /// Where the sends of a raw packet QP are in `memory`.
+    /// Offset of the send ring of a raw packet QP in `memory`.
     pub(super) sends: usize,
 }
 

@@ -84,7 +84,7 @@ impl Bench {
         self.client.write(&ModifyQp { qp_handle: qp.handle, ..change })
     }
 
-    /// libmlx5's way to modify a target, with a driver response of this size.
+    /// Modifies a target as libmlx5 does, with a driver response of this size.
     fn modify_extended(
         &self,
         qp: Qp,

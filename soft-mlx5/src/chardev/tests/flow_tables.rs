@@ -13,7 +13,7 @@ use super::bench::*;
 use crate::locking::lock;
 
 const TABLE_CONTEXT: usize = 0xc0;
-/// Where a context request asks for firmware commands.
+/// Offset in a context request of the flag for firmware commands.
 const DEVX: usize = 8;
 
 fn command(opcode: u64, fields: &[(Field, u64)]) -> [u8; 64] {
@@ -46,7 +46,7 @@ fn create_table(client: &Client, level: u64) -> (u32, u32) {
     (handle, object::NUMBER.get32(&answer))
 }
 
-/// Has a table forward the frames that match no entry to another.
+/// Makes a table forward frames that match no entry to another table.
 fn forward(client: &Client, (handle, number): (u32, u32), next: u32) {
     use devx_obj::modify::*;
     let input = command(
@@ -66,7 +66,7 @@ fn forward(client: &Client, (handle, number): (u32, u32), next: u32) {
     client.run(&mut request).unwrap();
 }
 
-/// The later table is destroyed first, but the earlier one leads to it.
+/// The later table would be destroyed first, but the earlier one forwards to it.
 #[test]
 fn closing_a_file_destroys_tables_that_earlier_ones_lead_to() {
     let device = builder().build().unwrap();

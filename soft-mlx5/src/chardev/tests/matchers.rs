@@ -152,7 +152,7 @@ fn rules_of_matchers_are_checked_as_the_kernel_checks_them() {
     }
 }
 
-/// Both forms make the same rule: they share frames and tags.
+/// Both forms create the same kind of rule: they match frames together, and share tags.
 #[test]
 fn a_rule_keeps_its_matcher_and_conflicts_with_rules_of_the_verbs_form() {
     let device = builder().build().unwrap();

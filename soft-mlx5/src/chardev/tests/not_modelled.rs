@@ -1,5 +1,5 @@
-//! Every method of the ABI crate's tables and every write command runs, or is listed here with the
-//! reason why not.
+//! Checks that every method of the ABI crate's tables and every write command is supported, or
+//! listed here with the reason.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::chardev::device::options::Options;
 /// Names that belong together, and why they are not modelled.
 type Group = (&'static [&'static str], &'static str);
 
-/// Methods with the response of a kernel that lacks them.
+/// Methods that are answered as by a kernel without them.
 const METHODS: &[Group] = &[
     (
         &[

@@ -117,7 +117,7 @@ fn a_command_that_waits_for_a_neighbour_does_not_block_other_commands() {
     });
 }
 
-/// The process has sent a packet, and so the device learns of its end.
+/// The device learns of the process's end because it has received a packet from it.
 #[test]
 fn a_command_does_not_wait_for_a_neighbour_whose_process_has_ended() {
     let device = SoftDevice::builder("soft0").neighbour_wait(PATIENCE).build().unwrap();
@@ -253,7 +253,7 @@ fn a_child_process_cannot_use_the_device() {
     let (device, client) = alone();
     let events = client.async_events();
     device.raise(crate::core::AsyncKind::LidChange, crate::core::EventObject::Port(1)).unwrap();
-    // SAFETY: the child does nothing but system calls and this device's refusals, and leaves at
+    // SAFETY: the child makes only system calls and calls that the device refuses, and exits at
     // once.
     let child = unsafe { libc::fork() };
     if child == 0 {

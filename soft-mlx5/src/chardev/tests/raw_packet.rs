@@ -112,7 +112,7 @@ fn rules_are_checked_as_the_kernel_checks_them() {
     assert_eq!(with(&|head| head.flow_attr.num_of_specs = 2, good), Err(Errno::EINVAL));
     let flags = FlowFlags::EGRESS;
     assert_eq!(with(&|head| head.flow_attr.flags = flags, good), Err(Errno::EOPNOTSUPP));
-    // `mlx5_ib_create_flow` knows no flag at bit 0, which ib_core lets through.
+    // `mlx5_ib_create_flow` does not know a flag at bit 0, although ib_core accepts it.
     let flags = FlowFlags::from_bits_retain(1);
     assert_eq!(with(&|head| head.flow_attr.flags = flags, good), Err(Errno::EINVAL));
     let sniffer = FlowAttrType::SNIFFER;

@@ -242,7 +242,7 @@ fn a_thread_that_waits_for_an_event_does_the_devices_work() {
     assert_eq!(completion(&pair.cqs[1].0, 0).1, MESSAGE.len() as u32);
 }
 
-/// Its event is not in the file then.
+/// The event is then not written to the file.
 #[test]
 fn a_thread_that_raises_the_event_it_waits_for_is_handed_it() {
     let device = builder().without_thread().build().unwrap();

@@ -20,7 +20,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::bench::*;
 
-/// A table of two places.
+/// A table of two entries.
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 #[repr(C)]
 struct Table {
@@ -253,7 +253,7 @@ fn tables_keep_their_queues_and_queue_pairs_their_table() {
     wrong.head.log_ind_tbl_size = 2;
     assert_eq!(make(&wrong), Err(Errno::ENOSPC), "two handles of four");
     assert_eq!(make(&table([queues[0], 99])), Err(Errno::ENOENT));
-    // One queue may have several places.
+    // One queue may be in several entries.
     let same = make(&table([queues[0]; 2])).unwrap();
     assert_eq!(setting.destroy_table(same), Ok(()));
     let both = make(&table(queues)).unwrap();

@@ -52,7 +52,7 @@ fn every_ring_of_a_shared_register_is_seen_after_some_looks() {
     assert_eq!(seen[0], [Doorbell::Send(Qpn(0x41))]);
     assert_eq!(seen[1], queues.map(Doorbell::Send));
     assert_eq!(seen[2], []);
-    // A page that is rung all the time is swept all the same.
+    // A page whose doorbell is rung all the time is swept nevertheless.
     let mut rings = 0;
     for _ in 0..8 {
         region.word(0, 0x800).store(doorbell(1, 0x41 << 8), Ordering::Release);
@@ -77,14 +77,14 @@ fn a_cq_that_was_armed_before_a_send_is_armed_when_the_send_begins() {
             uars.look(false, |ring| rung.push(ring));
         }
         assert_eq!(rung, [Doorbell::Arm(Cqn(2)), Doorbell::Send(Qpn(1))], "turn {turn}");
-        // Without another arming for so long that the arm word is looked at only in its turn.
+        // Without another arming, for so long that the arm word is read only in its turn.
         if turn % 10 == 0 {
             (0..=ARMED_LATELY).for_each(|_| assert!(!uars.look(false, |_| ())));
         }
     }
 }
 
-/// Bound on the rings of one look: those of the page's words, and of swept queues of the page.
+/// Most rings found by one look: those of the page's words, and of swept queues of the page.
 const BOUND: usize = WORDS.len() + 2 * SWEEP;
 
 #[test]
@@ -131,11 +131,11 @@ fn a_single_ring_rings_no_other_queue() {
         // Both registers of the page, each with alternating halves.
         let offset = WORDS[(turn % 4).reverse_bits() as usize >> 30];
         region.word(0, offset).store(doorbell(1, (turn % 100) << 8), Ordering::Release);
-        let mut heard = Vec::new();
-        while heard.is_empty() {
-            assert!(!uars.look(false, |ring| heard.push(ring)));
+        let mut seen = Vec::new();
+        while seen.is_empty() {
+            assert!(!uars.look(false, |ring| seen.push(ring)));
         }
-        assert_eq!(heard, [Doorbell::Send(Qpn(turn % 100))], "turn {turn}");
+        assert_eq!(seen, [Doorbell::Send(Qpn(turn % 100))], "turn {turn}");
     }
     // A program that does not alternate the halves: each ring is seen after some looks.
     let mut unseen = BTreeSet::from_iter(0..100);
@@ -244,21 +244,21 @@ fn pages(count: usize) -> (Arc<UarRegion>, Uars) {
     (region, uars)
 }
 
-fn heard(uars: &mut Uars, all: bool) -> Vec<u32> {
-    let mut heard = heard_once(uars, all);
+fn seen(uars: &mut Uars, all: bool) -> Vec<u32> {
+    let mut seen = seen_once(uars, all);
     while uars.is_sweeping() {
-        heard.extend(heard_once(uars, all));
+        seen.extend(seen_once(uars, all));
     }
-    heard
+    seen
 }
 
-fn heard_once(uars: &mut Uars, all: bool) -> Vec<u32> {
-    let mut heard = Vec::new();
+fn seen_once(uars: &mut Uars, all: bool) -> Vec<u32> {
+    let mut seen = Vec::new();
     uars.look(all, |ring| match ring {
-        Doorbell::Send(qpn) => heard.push(qpn.0),
+        Doorbell::Send(qpn) => seen.push(qpn.0),
         Doorbell::Arm(_) => panic!("nothing was armed"),
     });
-    heard
+    seen
 }
 
 /// Rings a queue at its own word.
@@ -283,7 +283,7 @@ fn every_ring_is_seen_in_time_whichever_other_queues_ring() {
             }
         }
         let all = prng.chance(50_000);
-        for number in heard(&mut uars, all) {
+        for number in seen(&mut uars, all) {
             assert!(waiting.remove(&number).is_some(), "{number} did not ring");
         }
         // Each page is read after this many looks; a page that was skipped once waits for its next
@@ -295,69 +295,69 @@ fn every_ring_is_seen_in_time_whichever_other_queues_ring() {
     assert!(uars.warm < MANY, "silent pages are no longer warm");
 }
 
-/// Threads begin to wait now and then. Until the next sleep, every ring from before is heard,
-/// whatever rings and cools down while the pages are looked at.
+/// Threads begin to wait now and then. By the next sleep every earlier ring is seen, whatever rings
+/// and cools down while the pages are read.
 #[test]
-fn every_ring_is_heard_before_a_sleep() {
+fn every_ring_is_seen_before_a_sleep() {
     const COUNT: usize = PORTION + 100;
     let (region, mut uars) = pages(COUNT);
     let mut prng = crate::prng::Prng::new(0x51ee);
-    let mut unheard = BTreeSet::new();
+    let mut unseen = BTreeSet::new();
     let mut sleeps = 0;
     while sleeps < 2000 {
         uars.sweep_anew();
-        let mut before = unheard.clone();
+        let mut before = unseen.clone();
         loop {
-            for number in heard_once(&mut uars, true) {
-                assert!(unheard.remove(&number), "{number} did not ring");
+            for number in seen_once(&mut uars, true) {
+                assert!(unseen.remove(&number), "{number} did not ring");
                 before.remove(&number);
             }
             if !uars.is_sweeping() {
                 sleeps += 1;
                 break;
             }
-            // Now and then many, and mostly so few that a page cools down as often as one rings.
+            // Mostly so few that a page cools down as often as one rings, but sometimes many.
             let is_busy = sleeps % 200 < 20;
             let rings = if is_busy { prng.below(30) } else { prng.chance(300_000).into() };
             let among = if is_busy && prng.chance(500_000) { 40 } else { COUNT as u64 };
             for number in (0..rings).map(|_| prng.below(among) as u32) {
-                // A page's second word would be heard, too.
-                if unheard.insert(number) {
+                // A second ring of the same page would also be seen.
+                if unseen.insert(number) {
                     ring(&region, number);
                 }
             }
             if prng.chance(20_000) {
                 // Another thread polls, or begins to wait.
-                heard_once(&mut uars, false).into_iter().for_each(|number| {
-                    assert!(unheard.remove(&number));
+                seen_once(&mut uars, false).into_iter().for_each(|number| {
+                    assert!(unseen.remove(&number));
                     before.remove(&number);
                 });
             }
         }
-        assert!(before.is_empty(), "{} are not heard", before.len());
+        assert!(before.is_empty(), "{} are not seen", before.len());
     }
 }
 
-/// A page that cools down is one more to look at: it does not take the turn of the last one.
+/// A page that cools down during a look does not make the look skip the last page.
 #[test]
 fn a_page_that_cools_down_hides_no_other() {
     let (region, mut uars) = pages(PORTION + 50);
     ring(&region, 0);
-    assert_eq!(heard(&mut uars, true), [0]);
+    assert_eq!(seen(&mut uars, true), [0]);
     while uars.pages[0].silent < COOL_AFTER - 1 {
-        assert!(heard_once(&mut uars, true).is_empty());
+        assert!(seen_once(&mut uars, true).is_empty());
     }
     uars.sweep_anew();
     let last = if uars.cursor > uars.warm { uars.cursor } else { uars.pages.len() } - 1;
     let number = uars.pages[last].uar.page as u32;
     ring(&region, number);
-    assert!(heard_once(&mut uars, true).is_empty());
+    assert!(seen_once(&mut uars, true).is_empty());
     assert_eq!(uars.warm, 0, "it cools down in the middle");
-    assert_eq!(heard(&mut uars, true), [number]);
+    assert_eq!(seen(&mut uars, true), [number]);
 }
 
-/// A look costs the same beside a thousand idle pages and beside many thousands, and the busy page
-/// is heard in each.
+/// A look takes as long with a thousand idle pages as with many thousands, and each look sees the
+/// busy page's rings.
 #[test]
 fn idle_pages_do_not_slow_a_busy_one() {
     let (region, mut uars) = pages(8 * PORTION);
@@ -365,25 +365,26 @@ fn idle_pages_do_not_slow_a_busy_one() {
         uars.sweep_anew();
         ring(&region, 7);
         let before = uars.looked;
-        let at_once = heard_once(&mut uars, true);
+        let at_once = seen_once(&mut uars, true);
         assert_eq!(at_once, [7], "round {round}");
         assert!(uars.looked - before <= PORTION + 1, "round {round}");
     }
-    assert!(heard(&mut uars, true).is_empty());
+    assert!(seen(&mut uars, true).is_empty());
 }
 
-/// However many pages rang lately, what arrives waits for at most as many others.
+/// However many pages rang recently, a look reads only a limited number of them, so that arriving
+/// packets do not wait long.
 #[test]
 fn a_look_beside_many_warm_pages_takes_a_portion() {
     for warm in [PAGES.0 + 1, PORTION + 10] {
         let (region, mut uars) = pages(8 * PORTION);
         (0..warm as u32).for_each(|number| ring(&region, number));
-        heard(&mut uars, true);
+        seen(&mut uars, true);
         assert_eq!(uars.warm, warm);
         uars.sweep_anew();
         loop {
             let before = uars.looked;
-            assert_eq!(heard_once(&mut uars, true), []);
+            assert_eq!(seen_once(&mut uars, true), []);
             assert!(uars.looked - before <= warm + PORTION.max(warm), "beside {warm}");
             if !uars.is_sweeping() {
                 break;
@@ -404,16 +405,16 @@ fn every_word_of_a_busy_page_is_read_soon() {
         let (number, rings) =
             if word == ARM { (9, Doorbell::Arm(Cqn(9))) } else { (7 << 8, Doorbell::Send(Qpn(7))) };
         region.word(0, WORDS[word]).store(doorbell(1, number), Ordering::Release);
-        let mut heard = Vec::new();
+        let mut seen = Vec::new();
         for _ in 0..WORDS.len() {
-            uars.look(false, |ring| heard.push(ring));
+            uars.look(false, |ring| seen.push(ring));
         }
-        assert_eq!(heard, [rings], "round {round}");
+        assert_eq!(seen, [rings], "round {round}");
         // The next ring uses the register's other half, which is read without a delay.
         if word != ARM {
             region.word(0, WORDS[word ^ 1]).store(doorbell(1, number), Ordering::Release);
-            uars.look(false, |ring| heard.push(ring));
-            assert_eq!(heard.len(), 2);
+            uars.look(false, |ring| seen.push(ring));
+            assert_eq!(seen.len(), 2);
         }
     }
 }
@@ -426,9 +427,9 @@ fn a_recently_armed_queue_is_seen_at_once() {
     uars.attach(&page, Doorbell::Arm(Cqn(9)));
     let mut arms = |all| {
         region.word(0, CQ_ARM_OFFSET).store(doorbell(1, 9), Ordering::Release);
-        let mut heard = 0;
-        uars.look(all, |ring| heard += u32::from(ring == Doorbell::Arm(Cqn(9))));
-        heard
+        let mut seen = 0;
+        uars.look(all, |ring| seen += u32::from(ring == Doorbell::Arm(Cqn(9))));
+        seen
     };
     assert_eq!(arms(true), 1);
     (0..1000).for_each(|_| assert_eq!(arms(false), 1));
@@ -438,17 +439,17 @@ fn a_recently_armed_queue_is_seen_at_once() {
 fn a_recently_rung_queue_is_seen_at_once() {
     let (region, mut uars) = many();
     ring(&region, 299);
-    assert_eq!(heard(&mut uars, true), [299]);
+    assert_eq!(seen(&mut uars, true), [299]);
     assert_eq!(uars.warm, 1);
     for _ in 0..1000 {
         ring(&region, 299);
-        assert_eq!(heard(&mut uars, false), [299]);
+        assert_eq!(seen(&mut uars, false), [299]);
     }
-    (0..COOL_AFTER).for_each(|_| assert!(heard(&mut uars, false).is_empty()));
+    (0..COOL_AFTER).for_each(|_| assert!(seen(&mut uars, false).is_empty()));
     assert_eq!(uars.warm, 0);
     uars.detach(&UarPage::new(region.clone(), 299).unwrap(), Doorbell::Send(Qpn(299)));
     ring(&region, 299);
-    assert!(heard(&mut uars, true).is_empty());
+    assert!(seen(&mut uars, true).is_empty());
 }
 
 #[test]

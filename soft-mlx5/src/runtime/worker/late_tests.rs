@@ -1,5 +1,5 @@
-//! Responses that arrived while the device did not run: they are in time, although the timeout has
-//! passed when the device reads them.
+//! Responses that arrived while the device did not run. They count as in time, although the timeout
+//! has passed when the device reads them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct Inbox(Arc<std::sync::Mutex<Arrived>>);
 struct Arrived {
     /// `None` is a datagram that is not a packet.
     datagrams: VecDeque<Option<Packet>>,
-    /// Whether only a read of the files finds them.
+    /// Whether they are found only by reading the files.
     is_in_files: bool,
 }
 

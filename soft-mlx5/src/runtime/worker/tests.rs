@@ -26,7 +26,7 @@ fn packet(opcode: u8) -> Packet {
     packet
 }
 
-/// A thread that rings and then waits finds the worker locked by a thread in the middle of a sweep.
+/// A thread rings and then waits, while the worker is locked by a thread in the middle of a sweep.
 #[test]
 fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
     const PAGES: usize = 600;
@@ -35,7 +35,7 @@ fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
     runtime.control(|machine| attach(machine, &region)).unwrap();
     let shared = &*runtime.shared;
     let mut worker = shared.worker.lock().unwrap();
-    // Whether pages are left to look at. It does not sleep, as `look_and_sleep` would then.
+    // Returns whether pages remain to be read, in which case `look_and_sleep` does not sleep.
     let mut look = || {
         shared.waker.prepare_sleep();
         let more = worker.look(shared, clock::now(), Whose::Waiting).more;
@@ -53,7 +53,7 @@ fn a_sweep_begins_anew_for_a_thread_that_begins_to_wait() {
     assert_eq!(doorbell.load(Ordering::Relaxed), 0, "it sleeps and does not see the doorbell");
 }
 
-/// Otherwise two threads that wake each other for nothing would keep a device from its long sleeps.
+/// Otherwise two threads that wake each other without work would keep a device from long sleeps.
 #[test]
 fn a_thread_that_begins_to_wait_does_not_count_as_work_by_itself() {
     let runtime = runtime(NoWire);
@@ -236,7 +236,8 @@ fn the_look_after_a_quiet_one_wakes_the_receivers() {
     }
 }
 
-/// A wire of which a send with more packets costs less than two sends. It says how many it sent.
+/// A wire for which one send with more packets is cheaper than two sends. It reports the number of
+/// packets of each send.
 struct Joining(mpsc::Sender<usize>);
 
 impl Wire for Joining {
@@ -280,7 +281,7 @@ fn an_acknowledgement_leaves_with_the_answer_or_with_the_next_one() {
     assert_eq!((worker.left_asleep, sent.try_recv().ok()), (false, Some(2)), "not a third time");
 }
 
-/// A wire of that kind on which so many packets arrive, and that sends nothing.
+/// A wire of this kind on which this number of packets arrive, and which sends nothing.
 struct Arriving(usize);
 
 impl Wire for Arriving {
@@ -333,11 +334,11 @@ fn the_devices_thread_sends_an_acknowledgement_that_no_answer_follows() {
     worker.acknowledge(&runtime.shared);
     assert_eq!((worker.left_asleep, sent.try_recv().ok()), (true, None));
     drop(worker);
-    // This takes for ever if only the program's next look sends it.
+    // This would block forever if only the program's next look sent the packet.
     assert_eq!(sent.recv(), Ok(1));
 }
 
-/// A wire with a file, that notes which looks leave the file unread.
+/// A wire with a file, which records the looks that do not read the file.
 struct WithFile {
     file: Arc<EventFd>,
     skips: bool,

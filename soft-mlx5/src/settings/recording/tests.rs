@@ -25,7 +25,7 @@ impl Scratch {
         made.status.success().then_some(path)
     }
 
-    /// Records some bytes; returns the name of the file that got them.
+    /// Records some bytes; returns the name of the file.
     fn record(&self, path: &Path, token: Option<&Path>) -> String {
         let (mut recording, start) = Recording::open(path, 3, token).expect("opened");
         start.begin().expect("begun");
@@ -72,7 +72,7 @@ fn a_recording_of_another_run_is_not_replaced() {
     assert_eq!(fs::read(&file).expect("read"), b"the first run's");
 }
 
-/// The device fails after its recording was opened.
+/// The device cannot be created after its recording was opened.
 #[test]
 fn a_recording_that_does_not_begin_leaves_all_as_it_was() {
     let scratch = Scratch::new("unbegun");

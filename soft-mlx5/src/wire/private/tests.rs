@@ -10,7 +10,7 @@ fn a_name_has_one_holder_and_is_freed_when_the_holder_ends() {
     assert!(addresses(station).count() > 0);
     drop((held, socket));
     let (held, _socket) = PrivateName::claim(station).unwrap().expect("free again");
-    // As if the process had been killed: the socket's file stays.
+    // As if the process had been killed: the socket's file remains.
     fs::write(held.path.with_extension("left"), "").unwrap();
     let (path, left) = (held.path.clone(), held.path.with_extension("left"));
     drop(held);

@@ -41,7 +41,7 @@ fn the_end_of_a_station_is_reported_once_and_after_its_packets() {
     assert_eq!((right.take_ended(u64::MAX), right.next_wake()), (vec![], None));
 }
 
-/// A peer that accepts the network's ring and closes the connection at once, and still listens.
+/// A peer that accepts the network's ring, closes the connection at once, and continues to listen.
 fn refuser(left: &mut Network, last: u8) -> (Station, OwnedFd) {
     let b = Station::new([127, 19, 7, last].into()).unwrap();
     let listener = socket::listen(socket::claim(b).unwrap().unwrap()).unwrap();

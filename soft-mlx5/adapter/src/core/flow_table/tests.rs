@@ -18,7 +18,7 @@ fn six_masks_share_a_table_and_each_later_group_has_one_rule() {
     table.add(FlowId(8), &rule(3, 1)).unwrap();
     assert_eq!(table.groups.len(), 8);
     assert!([56172, 56173].iter().all(|start| table.groups[start].size == 1));
-    // The place of a group without rules is reused.
+    // The entry of a group without rules is reused.
     table.remove(FlowId(2), &rule(2, 0));
     table.add(FlowId(9), &rule(0x81, 0)).unwrap();
     assert_eq!(table.groups[&(2 * 9362)].mask, rule(0x81, 0).mask);

@@ -38,7 +38,7 @@ fn hash(select: u32, frame: &[u8]) -> Option<(u32, u8)> {
     RssHash { key: EXAMPLE, select }.of(frame)
 }
 
-/// Each case has the hash of the addresses, then the hash of addresses and ports.
+/// Each case has the hash of the addresses, and the hash of addresses and ports.
 #[test]
 fn hashes_are_those_of_the_specification() {
     let four = [

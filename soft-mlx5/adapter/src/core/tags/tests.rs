@@ -3,11 +3,12 @@ use std::collections::VecDeque;
 use super::*;
 use crate::prng::Prng;
 
-/// A list as the documentation describes it: every entry knows whether it is searched.
+/// A model of a list according to the documentation, in which each entry has a flag whether it is
+/// searched.
 struct Model {
     listed: Vec<(u16, TagEntry, bool)>,
     matched: Vec<u16>,
-    /// Places that software may use, in the order in which it does.
+    /// Entries that software may use, in the order in which it uses them.
     free: VecDeque<u16>,
     arrived: u16,
     handled: u16,

@@ -80,7 +80,8 @@ fn arming_with_unread_completions_raises_an_event_at_once() {
     assert_eq!(source.host().events(), [COMPLETION(&cq)]);
 }
 
-/// The program takes the event of so many completions, and arms again before it polls any.
+/// The program reads the event of `completions` completions, and arms the CQ again before it polls
+/// any.
 fn armed_before_polling(completions: usize) -> Source {
     let mut source = plain();
     let cq = source.cq.clone();
@@ -223,7 +224,7 @@ fn resizing_continues_in_the_new_ring() {
     assert_eq!(source.host().poll_all(&mut new).len(), 20);
 }
 
-/// The "resized" CQE would replace one that the host has not read.
+/// The resize CQE would replace one that the host has not read.
 #[test]
 fn a_full_ring_is_not_resized() {
     let mut source = plain();
@@ -240,7 +241,7 @@ fn a_full_ring_is_not_resized() {
     source.host().core.modify_cq(cqn, change()).unwrap();
 }
 
-/// The consumer index need not be up to date then.
+/// If overruns are ignored, the consumer index need not be up to date.
 #[test]
 fn a_ring_with_an_ignored_overrun_is_resized_however_many_cqes_seem_unread() {
     let mut source = plain();

@@ -1,4 +1,4 @@
-//! Compressed completions: which share a title, and what makes the device write them.
+//! Compressed completions: which ones share a title, and when the device writes them.
 
 use uverbs_mlx5_format::{
     Cqe, CqeFormat, CqeOpcode, MINI_CQES_PER_SLOT, MiniCqe, MiniCqeFormat, OpOwn,
@@ -12,11 +12,11 @@ use crate::core::*;
 struct Queue {
     pair: Pair,
     inbox: Region,
-    /// CQEs read, those inside sessions included.
+    /// CQEs read, including those inside sessions.
     read: u32,
 }
 
-/// Completions that were written as one: index of the first receive, and bytes of each.
+/// Completions that were written together: index of the first receive, and bytes of each.
 type Written = (u16, Vec<u32>);
 
 impl Queue {
@@ -50,7 +50,7 @@ impl Queue {
         self.pair.host(1).bytes(at, 64)
     }
 
-    /// The next CQE or session, if one is written. Gives its entries back to the device.
+    /// The next CQE or session, if there is one. Returns its entries to the device.
     fn next(&mut self) -> Option<Written> {
         let title = Cqe::read_from_bytes(&self.slot(0)).unwrap();
         if !title.op_own.is_software(self.read, 8) {
@@ -69,7 +69,7 @@ impl Queue {
         Some((title.wqe_counter.get(), bytes))
     }
 
-    /// Moves past an entry and marks it unwritten: software does that for the entries of a session.
+    /// Moves past an entry and marks it unwritten, as software does for the entries of a session.
     fn pass(&mut self) {
         let at = self.pair.cqs[1].ring + 64 * u64::from(self.read & 0xff) + 63;
         let owner = OpOwn::UNWRITTEN.0 & !1 | (self.read >> 8 & 1) as u8;

@@ -242,8 +242,8 @@ fn a_uc_message_with_a_missing_packet_is_lost_and_the_next_one_arrives() {
 }
 
 /// Over a wire that loses packets, some messages are lost. Each of the others arrives once, whole
-/// and in order, in the next receive. WRITEs without immediate are between them. Where the wire
-/// reorders packets, it may reorder messages of one packet, because any first packet is accepted.
+/// and in order, in the next receive. WRITEs without immediate data are between them. A wire that
+/// reorders packets may also reorder messages of one packet, because any first packet is accepted.
 #[test]
 fn a_uc_message_arrives_whole_or_not_at_all() {
     const MESSAGES: usize = 40;

@@ -131,7 +131,7 @@ fn a_malformed_wqe_is_a_local_qp_operation_error() {
     let bad = [
         Wr::new(Opcode(0x3f)),
         Wr::new(Opcode::SET_PSV),
-        // A segment that is cut off, and inline data for a READ.
+        // An incomplete segment, and inline data for a READ.
         Wr { raw: vec![0; 16], ..Wr::new(Opcode::ATOMIC_FETCH_ADD) },
         Wr::read(0x1000, Mkey(1)).inline(b"into nowhere"),
         Wr { raw: (0x8000_03ffu32).to_be_bytes().to_vec(), ..Wr::send() },

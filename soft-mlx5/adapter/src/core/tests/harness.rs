@@ -63,7 +63,7 @@ pub(super) struct Region {
     pub(super) key: Mkey,
 }
 
-/// A completion as the host sees it.
+/// A completion that the host has polled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Done {
     pub(super) opcode: CqeOpcode,
@@ -414,7 +414,7 @@ fn scatter_list(sges: &[(u64, u32, Mkey)], wqe_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-/// What happens to a packet on the wire.
+/// What the wire does with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Pass,

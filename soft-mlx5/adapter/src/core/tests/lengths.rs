@@ -15,7 +15,7 @@ fn pair(qp_type: QpType, mtus: [Mtu; 2]) -> Pair {
 
 const MTUS: [Mtu; 2] = [Mtu::M256, Mtu::M1024];
 
-/// The shorter path MTU is the longest message that both sides cut into the same packets.
+/// Up to the shorter path MTU, both sides split a message into the same packets.
 #[test]
 fn queue_pairs_with_different_mtus_exchange_short_messages_only() {
     for (here, there) in [(0, 1), (1, 0)] {
@@ -42,7 +42,7 @@ fn queue_pairs_with_different_mtus_exchange_short_messages_only() {
     }
 }
 
-/// UC reports nothing to the peer: the message is dropped, and the receive stays.
+/// UC reports nothing to the peer: the message is dropped, and the receive remains.
 #[test]
 fn an_unreliable_message_of_another_mtu_is_dropped() {
     for (here, there) in [(0, 1), (1, 0)] {
@@ -70,8 +70,8 @@ fn part_of_send(pair: &Pair, position: Position, psn: u32, len: usize) -> Packet
     packet
 }
 
-/// A message may have 2^30 bytes, or what the device allows (IBTA volume 1, 9.7.4.1.6), however
-/// much the receive holds.
+/// A message may have at most 2^30 bytes, or the device's limit (IBTA volume 1, 9.7.4.1.6),
+/// whatever the size of the receive.
 #[test]
 fn a_send_longer_than_the_longest_message_is_refused() {
     const PACKETS: u32 = 16;

@@ -1,4 +1,4 @@
-//! RNR NAKs: operations × retry counts × timers, over good and bad wires.
+//! RNR NAKs for all operations, retry counts and timers, over reliable and unreliable wires.
 
 use uverbs_mlx5_format::{Opcode, Syndrome as Status};
 
@@ -76,7 +76,7 @@ fn each_retry_waits_as_long_as_the_responder_says() {
     }
 }
 
-/// One retry less than the wait takes is not enough, the next one is.
+/// The retries must cover the time until the receive is posted: one retry fewer is not enough.
 #[test]
 fn a_receive_that_is_posted_before_the_last_retry_is_in_time() {
     for kind in KINDS {
@@ -97,7 +97,8 @@ fn a_receive_that_is_posted_before_the_last_retry_is_in_time() {
     }
 }
 
-/// What a receiver saw of a message: its number is the first byte, and in the immediate.
+/// The numbers of the messages that were received: each is the first byte, and in the immediate
+/// data.
 fn seen(pair: &mut Pair, inbox: Region, kinds: &[Kind]) -> Vec<u8> {
     let done = pair.poll(1);
     let good = done.iter().filter(|done| done.syndrome.is_none());
@@ -110,7 +111,7 @@ fn seen(pair: &mut Pair, inbox: Region, kinds: &[Kind]) -> Vec<u8> {
 
 const MESSAGES: usize = 24;
 
-/// Messages whose receives come late, over a bad wire.
+/// Sends messages over an unreliable wire, with receives that are posted late.
 fn exercise(seed: u64, rnr_retry: u8, timer: u8) {
     println!("seed {seed}, {rnr_retry} retries, timer {timer}");
     let mut dice = Dice::new(seed);
@@ -194,8 +195,8 @@ fn asks(packet: &Packet) -> Option<Psn> {
     (!is_response).then(|| view.bth.psn())
 }
 
-/// A responder that has to page its memory in refuses READs and atomics for a while (IBTA volume 1,
-/// 9.7.5.2.8), also a READ that is repeated from its middle.
+/// A responder that must page its memory in temporarily refuses READs and atomics (IBTA volume 1,
+/// 9.7.5.2.8), even a READ that is repeated from its middle.
 #[test]
 fn a_read_or_atomic_that_is_not_ready_is_repeated_after_the_wait() {
     let wait = RnrTimer::new(12).nanoseconds();
@@ -241,7 +242,7 @@ fn a_read_or_atomic_that_is_not_ready_is_repeated_after_the_wait() {
     }
 }
 
-/// The wait for a READ counts as a retry, in its middle too.
+/// Each wait of a READ counts as a retry, also in its middle.
 #[test]
 fn a_read_that_is_never_ready_exceeds_its_rnr_retries() {
     for responses in 0..3 {

@@ -304,7 +304,7 @@ fn the_oldest_mask_of_a_priority_wins() {
     };
     let other = core.add_flow(rule(0, 1)).unwrap();
     let later_mask = core.add_flow(rule(1, 0x5678)).unwrap();
-    // A newer rule than the one before, but its mask is older.
+    // This rule is newer than the previous one, but its mask is older.
     let wins = core.add_flow(rule(0, 0x5678)).unwrap();
     wire.pair.post(0, &send(&headers(17, 20), |_| {}).inline(&[0; 20]));
     wire.pair.world.run_until_idle();
@@ -346,7 +346,7 @@ fn frames_are_spread_over_receive_queues_by_their_hash() {
     let header = headers(17, 20);
     let frame = [&header[..], &[0; 20]].concat();
     let (value, kind) = hash.of(&frame).unwrap();
-    // Only the place of this hash has a queue.
+    // Only the table's entry for this hash has a queue.
     let place = value as usize % 4;
     let table = (0..4).map(|at| if at == place { receiver } else { Qpn(0xff_fff0) }).collect();
     let receive = ReceiveSource::Spread(Spread { table, hash: Some(hash) });

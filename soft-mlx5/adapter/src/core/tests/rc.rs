@@ -23,7 +23,7 @@ fn inline_segments_and_pointers_are_gathered_in_the_order_of_the_wqe() {
     let pointer = |offset: u64, len: u32| {
         DataSegment::new(from.address + offset, len, from.key.0).as_bytes().to_vec()
     };
-    /// Segments, and the bytes that they gather.
+    /// Segments, and the bytes to which they refer.
     type Order<'a> = (Vec<Vec<u8>>, Vec<&'a [u8]>);
     // The first one is longer than the MTU, so that a packet begins inside a segment.
     let orders: [Order<'_>; 3] = [

@@ -1,4 +1,5 @@
-//! Requests, responses and NAKs that arrive more than once, or after what they belong to changed.
+//! Requests, responses and NAKs that arrive more than once, or after a change of their key or queue
+//! pair.
 
 use uverbs_mlx5_format::Syndrome as Status;
 
@@ -25,7 +26,7 @@ fn is_refusal(packet: &Packet) -> bool {
     syndrome.is_some_and(|syndrome| syndrome != Syndrome::ACK)
 }
 
-/// A PSN in the past does not let a peer read what its queue pair may not read.
+/// A request with an old PSN needs the right to read like any other.
 #[test]
 fn a_repeated_read_needs_the_right_to_read() {
     for (rights, answers) in [(RemoteRights::all(), 1), (RemoteRights::WRITE, 0)] {
@@ -42,8 +43,8 @@ fn a_repeated_read_needs_the_right_to_read() {
     }
 }
 
-/// The key vanishes while the responses are on their way (by SEND with invalidate, or by the
-/// program). The responder ends the READ with a NAK in place of the next response.
+/// The key is invalidated while the responses are in transit, by SEND with invalidate or by the
+/// program. The responder ends the READ with a NAK in place of the next response.
 #[test]
 fn a_read_that_is_refused_after_its_first_responses_is_a_remote_access_error() {
     let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
@@ -62,7 +63,7 @@ fn a_read_that_is_refused_after_its_first_responses_is_a_remote_access_error() {
     assert_eq!(pair.one(0).syndrome, Some(Status::REMOTE_ACCESS));
 }
 
-/// Each loss costs what was on its way, not all the rest of the READ.
+/// After each loss only the packets in transit are repeated, not the whole rest of the READ.
 #[test]
 fn a_lost_response_of_a_long_read_costs_few_packets() {
     let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {

@@ -52,7 +52,7 @@ fn receives_come_from_the_shared_queue_in_list_order() {
     assert_eq!(indices, expected);
 }
 
-/// Receives of a cyclic queue are taken as they are in the ring, and CQEs count them in 16 bits.
+/// Receives of a cyclic queue are used in the order of the ring, and CQEs number them modulo 2^16.
 #[test]
 fn receives_of_a_cyclic_queue_come_in_the_order_of_the_ring() {
     for order in [SrqOrder::Cyclic, SrqOrder::BasicCyclic] {
@@ -232,7 +232,7 @@ fn xrc_delivers_to_the_srq_named_by_the_sender() {
     assert_eq!(got, [(0x52, 5000, target.qpn.0), (0x51, 3, target.qpn.0)]);
     assert!(world.hosts[1].bytes(inbox.address, 5000) == data);
     assert_eq!(world.hosts[0].bytes(from.address, 3), b"xrc");
-    // A request that names no SRQ, or an SRQ of another XRC domain, fails.
+    // A request for an SRQ that does not exist, or that belongs to another XRC domain, fails.
     let stranger = SrqHandle { srqn: Srqn(0x7777), ..srqs[0].clone() };
     world.hosts[0].post(&mut initiator, &named(&stranger, Wr::send()));
     world.run_until_idle();

@@ -1,5 +1,5 @@
-//! Packets from a host that is not the connection's peer, and the QP numbers and keys that it would
-//! have to guess.
+//! Packets from a host that is not the connection's peer; and QP numbers and keys, which it must
+//! not be able to guess.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::packet::*;
 
 const WRITE_ONLY: Opcode = Opcode::write(Transport::Rc, Position::Only, false);
 
-/// The address of a port that is not any connection's peer.
+/// The address of a port that is not the peer of any connection.
 fn stranger() -> Addressing {
     let gid = Gid::from_ipv4([127, 0, 0, 99].into());
     Addressing { source_lid: 99, ..Addressing::roce(gid, Gid::default()) }
@@ -210,6 +210,6 @@ fn qp_numbers_and_keys_are_random_and_depend_on_the_seed() {
         let indices: BTreeSet<_> = keys.iter().map(|key| key >> 8).collect();
         assert!(variants.len() > 32 && indices.len() == 64, "{keys:x?}");
     }
-    // 504 differences between neighbouring numbers: hardly two are equal.
+    // Nearly all of the 504 differences between neighbouring numbers are distinct.
     assert!(differences.len() > 500, "{}", differences.len());
 }

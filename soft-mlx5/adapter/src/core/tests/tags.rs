@@ -95,7 +95,7 @@ impl Tags {
         self.pair.world.run_until_idle();
     }
 
-    /// Appends an entry whose buffer is the first `len` bytes of the inbox; returns its place.
+    /// Appends an entry whose buffer is the first `len` bytes of the inbox; returns its index.
     fn append(&mut self, tag: u64, mask: u64, len: u32) -> u16 {
         let place = self.next;
         self.next = (place + 1) % (1 << LOG_TAGS);
@@ -159,7 +159,7 @@ fn params(cq: &CqHandle) -> TagParams {
     TagParams { cq: cq.cqn, user_index: USER_INDEX, log_entries: LOG_TAGS }
 }
 
-/// A command QP: it is connected to itself, as libmlx5 makes it.
+/// A command QP, which is connected to itself, as libmlx5 does it.
 fn command_qp(host: &mut Host, srq: &SrqHandle, cq: &CqHandle) -> QpHandle {
     let mut params = host.qp_params(QpType::Rc, cq, cq);
     params.receive = ReceiveSource::Srq(srq.srqn);
@@ -236,7 +236,7 @@ fn a_short_message_lands_in_the_buffer_of_its_entry() {
         let expected = event(SEND, TagEvent::CONSUMED_MESSAGE, place, 5);
         assert_eq!(done, Seen { head: header(TagHeader::EAGER, 0x107), ..expected });
         assert_eq!(tags.inbox(0, 5), b"hello");
-        // The other entry is matched by its whole tag.
+        // The other entry compares all bits of the tag.
         tags.send(TagHeader::EAGER, 8, &[round; 64]);
         assert_eq!(one(tags.run()).bytes, 64);
         assert_eq!(tags.inbox(0, 64), [round; 64]);

@@ -1,5 +1,5 @@
-//! Memory keys under the kernel driver's own queue pair: registration without commands (`umr.c` of
-//! mlx5_ib).
+//! Memory keys changed through the kernel driver's own queue pair: registration without commands
+//! (`umr.c` of mlx5_ib).
 
 use uverbs_mlx5_format::{
     DataSegment, MkeyContextSegment, Opcode, Syndrome, U16, U32, U64, UmrControlSegment,

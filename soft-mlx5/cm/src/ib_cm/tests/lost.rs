@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The engine's event after the end of the peer with this last byte, and its id's state.
+/// The engine's event when the peer with this last byte of its address has ended, and its id's
+/// state.
 fn after_loss(cm: &mut IbCm, peer: u8) -> Option<(Option<State>, Event)> {
     cm.lose_peers(5, &|to| to.destination == gid(peer));
     cm.take_event().map(|(id, event)| (cm.state(id), event))

@@ -10,7 +10,7 @@ use nix::sys::socket::{ControlMessage, sendmsg};
 use super::*;
 use child::{Outcome, in_child};
 
-/// Sends bytes with as many descriptors of the socket.
+/// Sends bytes with `descriptors` duplicates of the socket.
 fn send(client: &UnixStream, bytes: &[u8], descriptors: usize) {
     let sent = vec![client.as_raw_fd(); descriptors];
     let rights = [ControlMessage::ScmRights(&sent)];

@@ -46,7 +46,7 @@ fn thousands_of_records_are_read_in_order() {
     assert_eq!(source.reported(), 200);
 }
 
-/// Whenever the device counts what was read.
+/// At whatever time the device counts the bytes that were read.
 #[test]
 fn the_next_record_is_written_once_a_long_one_is_read() {
     let (queue, mut file) = queue();
@@ -92,7 +92,8 @@ fn what_was_read_is_counted_where_no_second_reader_can_be_opened() {
     assert!(!readable(&file));
 }
 
-/// The rest of a long record comes with later reads, whichever object is destroyed meanwhile.
+/// The rest of a long record is returned by later reads, even if other objects are destroyed
+/// meanwhile.
 #[test]
 fn a_long_record_that_was_read_in_part_survives_another_object() {
     let (queue, mut file) = queue();
@@ -110,7 +111,7 @@ fn a_long_record_that_was_read_in_part_survives_another_object() {
     assert!(!readable(&file) && kept.reported() == 1);
 }
 
-/// Takes the record that was handed over.
+/// Takes the record that was passed to the reader directly.
 fn take(queue: &EventQueue) -> Option<u8> {
     let mut record = [0; 16];
     queue.take_handed(&mut record).map(|length| {
@@ -154,7 +155,7 @@ fn what_another_thread_raises_goes_through_the_pipe() {
     assert_eq!((read(&mut file), read(&mut file)), (1, 2));
 }
 
-/// The writer wakes it by its system call, before it unlocks the queue.
+/// The writer's system call wakes the reader before the queue is unlocked.
 #[test]
 fn a_reader_to_whom_nothing_was_handed_does_not_wait_for_a_writer() {
     let (queue, _file) = queue();
@@ -234,8 +235,8 @@ fn a_thread_with_blocked_signals_gets_no_sigpipe_later() {
     assert!(!signals::is_pending(Signal::SIGPIPE), "it would end the program");
 }
 
-/// Drops a queue's reader and pushes, in a thread that blocks SIGPIPE by itself and may have sent
-/// itself one before. Whether one is pending afterwards.
+/// Drops a queue's reader and pushes, in a thread that blocks SIGPIPE and, with `sent`, has sent
+/// itself one before. Returns whether one is pending afterwards.
 fn pending_in_a_thread_that_blocks(sent: bool) -> bool {
     let push = move || {
         let (queue, file) = queue();

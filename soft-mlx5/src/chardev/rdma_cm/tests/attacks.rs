@@ -18,7 +18,7 @@ fn result_of<C: Command>(client: &Client, body: impl FnOnce(u64) -> C) -> Result
     client.ask(body).map(drop)
 }
 
-/// The results of every command that names an id, for this id.
+/// The results of all commands with an id, for this id.
 fn all_commands(client: &Client, id: u32) -> Vec<Result<(), Errno>> {
     let route = ResolveRoute { id, timeout_ms: 1 };
     let attributes = |response| InitQpAttr { response, id, qp_state: 1 };
@@ -115,7 +115,8 @@ fn moving_a_listener_does_not_move_its_requests() {
     assert_eq!(two.accept(request.id, 9, 2, 0), Err(Errno::EINVAL));
     one.accept(request.id, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
-    // Closing the request's own file destroys it, although its listener is in another file.
+    // Closing the request's own file destroys the request, although its listener is in another
+    // file.
     drop(one);
     client.expect(EventType::REJECTED);
 }
@@ -169,7 +170,7 @@ fn a_group_of_a_removed_device_cannot_be_left() {
     assert_eq!(result_of(&client, leave), Err(Errno::ENOENT));
 }
 
-/// An event that cannot be written stays the next one.
+/// An event that could not be written is reported by the next call.
 #[test]
 fn an_event_that_cannot_be_written_is_not_lost() {
     let (host, _device) = host(ADDRESS);

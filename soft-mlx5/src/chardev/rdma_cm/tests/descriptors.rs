@@ -1,4 +1,4 @@
-//! A process that has no descriptor left.
+//! Tests in a process without free descriptors.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use super::{Client, host};
 /// Set in the process of `without_a_descriptor`.
 const ALONE: &str = "UVERBS_TEST_ALONE";
 
-/// Alone in a process of its own, because the limit is the process's.
+/// Runs alone in a separate process, because the limit is for the whole process.
 #[test]
 #[ignore = "another test runs it"]
 fn without_a_descriptor() {

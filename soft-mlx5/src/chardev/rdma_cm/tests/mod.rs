@@ -34,7 +34,7 @@ impl Client {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        // SAFETY: the bytes are there, and the tests' response addresses are of live buffers or
+        // SAFETY: the bytes are readable, and the tests' response addresses are of live buffers or
         // not mapped.
         unsafe { self.file.write(self.fd.as_fd(), bytes.as_ptr(), bytes.len()) }
     }
@@ -92,7 +92,7 @@ fn builder(address: [u8; 4]) -> DeviceBuilder {
         .active_mtu(Mtu::M1024)
 }
 
-/// A host with one device, which talks to itself. Its connection manager takes every station for a
+/// A host with one device, which is its own peer. Its connection manager treats every station as a
 /// neighbour.
 fn host(address: [u8; 4]) -> (RdmaCm, SoftDevice) {
     host_of(builder(address))

@@ -14,7 +14,7 @@ mod hex;
 /// recording.
 const ADDRESS: [u8; 4] = [127, 19, 0, 1];
 
-/// Bytes of the recorded device, and the bytes of our device that replace them.
+/// Bytes of the recorded device, and the bytes of the test's device that replace them.
 const SUBSTITUTES: [(&[u8], &[u8]); 4] = [
     // Address.
     (&[10, 9, 0, 1], &ADDRESS),
@@ -22,7 +22,7 @@ const SUBSTITUTES: [(&[u8], &[u8]); 4] = [
     (&[0x00, 0x02, 0xc9, 0x03, 0x00, 0xab, 0xcd, 0x00], &[0, 0, 127, 0xff, 0xfe, 19, 0, 1]),
     // Interface identifier of the link-local address.
     (&[0x00, 0xc9, 0x03, 0xff, 0xfe, 0xab, 0xcd, 0x01], &[0, 0, 127, 0xff, 0xfe, 19, 0, 1]),
-    // A flag and the MAC's beginning, in path records.
+    // A flag and the first bytes of the MAC address, in path records.
     (&[0x01, 0x02, 0xc9, 0x03], &[0x01, 0x02, 0x00, 127]),
 ];
 
@@ -85,7 +85,7 @@ impl<'a> Recorded<'a> {
     }
 }
 
-/// Bytes of a text in which `[n]` means n zero bytes, with our device's addresses.
+/// Bytes of a text in which `[n]` means n zero bytes, with the test device's addresses.
 fn bytes(text: &str) -> Vec<u8> {
     let mut bytes = match text {
         "-" => Vec::new(),

@@ -103,7 +103,7 @@ impl Client {
     }
 }
 
-/// Accepts a request, and confirms that at the client.
+/// Accepts a request, and confirms the acceptance at the client.
 pub(super) fn establish(server: &Client, request: u32, client: &Client, id: u32) {
     server.accept(request, 9, 2, 0).unwrap();
     client.expect(EventType::CONNECT_RESPONSE);
@@ -269,7 +269,7 @@ fn events_of_a_request_wait_for_its_uid() {
     let id = client.connecting(4400, 1);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
     let request = server.expect(EventType::CONNECT_REQUEST);
-    // The client gives up. The server's file does not report the REJ.
+    // The client gives up. The server does not report the REJ to its program.
     client.destroy(id).unwrap();
     let probe = client.connecting(4400, 2);
     assert_eq!(server.poll(PollTimeout::NONE), PollFlags::POLLIN);
@@ -317,7 +317,7 @@ fn addresses_collide_as_in_the_kernel() {
     assert_eq!(client.ask_for_address(id(), [192, 0, 2, 9], 1), Err(Errno::ENETUNREACH));
 }
 
-/// To the kernel it is an address of IPv6, see `is_mapped` of the stack.
+/// To the kernel it is an IPv6 address, see `is_mapped` of the stack.
 #[test]
 fn an_ipv4_mapped_address_is_not_the_ipv4_address() {
     let (host, _device) = host(ADDRESS);
@@ -553,7 +553,8 @@ fn the_loopback_address_leads_to_the_listener_of_the_port() {
     }
 }
 
-/// The process's first device is on a wire of the program's own, and the second one on the network.
+/// The process's first device is on a private wire of the program, and the second one on the
+/// network.
 #[test]
 fn the_loopback_address_is_that_of_the_device_on_the_network() {
     let station = Station::new(ADDRESS.into()).unwrap();
@@ -589,7 +590,7 @@ fn the_loopback_address_is_that_of_the_device_on_the_network() {
     }
 }
 
-/// A device on a wire of the program's own may have the station of another process's listener.
+/// A device on a private wire of the program may have the station of another process's listener.
 #[test]
 fn a_station_of_another_wire_hides_no_listener_of_the_network() {
     let [(other, others), (_, _)] = two_hosts();
@@ -611,7 +612,7 @@ fn a_station_of_another_wire_hides_no_listener_of_the_network() {
     establish(&other, request.id, &mixed, id);
 }
 
-/// On a wire of the program's own, it leads to no listener of the machine's network.
+/// On a private wire, no listener of the machine's network is at this address.
 #[test]
 fn the_loopback_address_is_the_device_itself_on_an_own_wire() {
     let [(network, _), _] = two_hosts();

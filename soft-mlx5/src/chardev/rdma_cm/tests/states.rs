@@ -1,5 +1,5 @@
-//! Each command in each state of an id, with the errno that Linux 6.12 answers: what `ucma.c`
-//! checks, then `cma.c` by the state of the id, then `cm.c` by the state of its connection.
+//! Each command in each state of an id, with the errno of Linux 6.12: from checks of `ucma.c`, then
+//! of `cma.c` for the id's state, then of `cm.c` for the connection's state.
 
 use nix::errno::Errno;
 use uverbs_uapi::cm::address::{Query, ResolveAddr, ResolveRoute};
@@ -26,7 +26,7 @@ struct Subject {
     peer: Client,
 }
 
-/// What the states are made of. Each id has a port of its own.
+/// Creates ids in each state. Each id has a port of its own.
 struct World {
     host: RdmaCm,
     device: SoftDevice,
@@ -58,7 +58,7 @@ impl World {
         subject
     }
 
-    /// On the network, because a device alone takes every station for a neighbour.
+    /// On the network, because a single device treats every station as a neighbour.
     fn searching(&mut self, space: PortSpace) -> Subject {
         let (host, device) = host_on_network(ADDRESS);
         let mut network = Self { host, device, port: self.port };
@@ -108,7 +108,7 @@ impl World {
         (subject, request)
     }
 
-    /// The active side has disconnected, and the passive side knows.
+    /// The active side has disconnected, and the passive side has received this.
     fn leaving(&mut self) -> (Subject, u32) {
         let (subject, request) = self.established();
         subject.client.send(&Disconnect { id: subject.id }).unwrap();
@@ -176,7 +176,7 @@ fn attributes(client: &Client, id: u32, qp_state: u32) -> Answer {
 }
 
 fn query(client: &Client, id: u32, option: QueryOption) -> Answer {
-    // A path's response has a variable length, so it is read through the fixed one.
+    // A path's response has a variable length, so a response of fixed length is used.
     client.ask(|response| Query { response, id, option }).map(drop)
 }
 

@@ -13,7 +13,7 @@ fn the_next_device_of_a_station_gets_a_new_ring() {
     for round in 0..3 {
         let mut device = right.take().unwrap_or_else(|| rejoin(b));
         let sent = vec![packet(a, b, round, 64)];
-        // The switch does not carry them: `left` has a switch of its own.
+        // They do not go through the switch, because `left` has a separate switch.
         send_at(u64::from(round) * SECOND, &mut left, sent.clone());
         assert_eq!(received(&mut device), sent, "round {round}");
         drop(device);
@@ -21,7 +21,7 @@ fn the_next_device_of_a_station_gets_a_new_ring() {
         assert_eq!(received(&mut left), []);
     }
     assert_eq!(udp_sent(&left), 0);
-    // The sender does not request a ring each time from a station that ends again and again.
+    // The sender does not request a ring each time from a station whose devices end repeatedly.
     let mut device = rejoin(b);
     let sent = vec![packet(a, b, 9, 64)];
     send_at(3 * SECOND - 1, &mut left, sent.clone());

@@ -1,4 +1,5 @@
-//! Networks that reach each other as those of two processes do, and attacks of the other process.
+//! Tests networks that communicate like those of two processes, also when the other process is
+//! hostile.
 
 mod devices;
 mod peers;
@@ -58,7 +59,7 @@ pub(super) fn received(network: &mut Network) -> Vec<Packet> {
     packets
 }
 
-/// Whether a device that went to sleep now would wake at once.
+/// Whether a device that starts to sleep now would wake at once.
 fn is_woken(network: &Network) -> bool {
     let mut fds = Vec::new();
     network.poll_fds(&mut fds);

@@ -11,7 +11,7 @@ use crate::packet::rocev2::{self, Framing, UDP_PORT};
 use crate::wire::ring::memory::Mapped;
 use crate::wire::ring::{Control, Words, socket};
 
-/// The socket and the memory of a ring whose sender this test is.
+/// The socket and the memory of a ring into which the test itself sends.
 fn by_hand(to: Station) -> (OwnedFd, Mapped) {
     let stranger = socket::connect(to).unwrap();
     let (ring, file) = Mapped::create().unwrap();

@@ -171,7 +171,7 @@ fn packets_sent_by_udp_arrive_before_later_ones_of_the_ring() {
     send(&mut plain, sent[..100].to_vec());
     drop(plain);
     let mut left = rejoin(a);
-    // This process's switch does not carry them.
+    // They do not go through this process's switch.
     let apart = left.port().counters();
     send(&mut left, sent[100..].to_vec());
     assert!(received(&mut right) == sent);

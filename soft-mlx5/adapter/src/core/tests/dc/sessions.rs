@@ -171,8 +171,8 @@ fn an_idle_initiator_connects_again() {
     assert_eq!(connects, 3);
 }
 
-/// Only the acknowledgement of the CONNECT establishes a session. Any other one is ignored, and the
-/// waiting request fails when the retries end.
+/// Only the acknowledgement of the CONNECT establishes a session. Any other acknowledgement is
+/// ignored, and the waiting request fails when the retries end.
 #[test]
 fn only_the_acknowledgement_of_a_connect_establishes_a_session() {
     for other in [-1, 1, 5] {
