@@ -24,6 +24,7 @@ mod ring;
 mod slow;
 mod strides;
 mod tags;
+mod take;
 
 #[doc(hidden)]
 pub use crate::mapped::ByLap;
@@ -36,9 +37,10 @@ pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;
-pub use poll::{Good, GoodBatch, PollBatch, Requested};
+pub use poll::PollBatch;
 pub use resize::ResizeError;
 pub use strides::{StrideCounters, StrideFrame, StrideQueue, StrideShape};
+pub use take::{Good, GoodBatch, Requested};
 
 use crate::doorbell::DoorbellWord;
 use crate::format::{CqArm, MiniCqeFormat};

@@ -5,33 +5,34 @@
 //! outstanding; the id of the request that the CQE names goes to the caller. They touch the CQE,
 //! the queue's place in the table of user indices, the line of the block for this direction, and
 //! the id. All other CQEs take the slow path (`slow.rs`).
+//!
+//! [`GoodBatch`](super::GoodBatch) and its like (`take.rs`) are the same for callers with separate
+//! code for each direction.
 
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, offset_of};
 
 use super::completion::{Completion, Raw, Status, WorkCompletion};
 use super::ring::{CqeView, OWNER};
-use super::slow::error_status;
-use super::tags::fail_changes;
-use super::{ByLap, CompletionQueue, PollError};
-use crate::format::{Cqe, CqeFormat, CqeOpcode, Opcode};
+use super::{CompletionQueue, PollError};
+use crate::format::{Cqe, CqeFormat, CqeOpcode};
 use crate::queue_state::{Places, PolledSends, Receives, Side};
 use crate::sync::Ordering;
 
-const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
+pub(super) const WQE_COUNTER: usize = offset_of!(Cqe, wqe_counter);
 
 /// The bit of `op_own` that says "solicited".
-const SOLICITED: u8 = 1 << 1;
+pub(super) const SOLICITED: u8 = 1 << 1;
 /// `op_own` of a successful receive, minus this, has none of the bits [`NO_GOOD_RECEIVE`].
-const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
-const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
+pub(super) const FIRST_RECEIVE: u8 = CqeOpcode::RESPONDER_WRITE_IMMEDIATE.0 << 4;
+pub(super) const NO_GOOD_RECEIVE: u8 = !(SOLICITED | 3 << 4);
 /// The bits that remain if up to 32 bytes of data are inside.
-const INLINE: u8 = CqeFormat::INLINE_32.0 << 2;
+pub(super) const INLINE: u8 = CqeFormat::INLINE_32.0 << 2;
 /// The bits that remain if it is the title of a session.
 const TITLE: u8 = CqeFormat::COMPRESSED.0 << 2;
 /// `op_own` of an error, without the bit that says "solicited".
-const SEND_ERROR: u8 = CqeOpcode::REQUESTER_ERROR.0 << 4;
-const RECEIVE_ERROR: u8 = CqeOpcode::RESPONDER_ERROR.0 << 4;
+pub(super) const SEND_ERROR: u8 = CqeOpcode::REQUESTER_ERROR.0 << 4;
+pub(super) const RECEIVE_ERROR: u8 = CqeOpcode::RESPONDER_ERROR.0 << 4;
 
 const _: () = {
     /// The two bits of `op_own` that say whether data is inside.
@@ -59,180 +60,7 @@ pub(super) enum Look {
     Other,
 }
 
-/// A completion that the fast path took, by direction. Callers with separate code for each
-/// direction need not test opcode and status again.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum Good<'c, S> {
-    /// A successful send, and the value that the caller's function returned for its opcode.
-    Sent(Completion<'c>, S),
-    /// A successful receive.
-    Received(Completion<'c>),
-}
-
 impl CompletionQueue {
-    /// The next completion, if it is a successful send that `sent` accepts by its opcode; `None`,
-    /// with nothing changed, if not. Gives back no entry. If [`CompletionQueue::is_lap_over`]
-    /// afterwards, the caller calls [`CompletionQueue::begin_lap`] before anything else.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn take_sent<S>(
-        &mut self,
-        _: ByLap,
-        sent: impl FnOnce(Requested) -> Option<S>,
-    ) -> Option<(Completion<'_>, S)> {
-        let cqe = self.next;
-        if cqe.op_own() != self.owner {
-            return None;
-        }
-        let (raw, sent) = self.good_send(self.queues.places(), cqe, sent)?;
-        self.pass(cqe);
-        Some((Completion::new(raw), sent))
-    }
-
-    /// [`CompletionQueue::take_sent`] for receives. If `PLAIN`, it takes only messages without
-    /// immediate data and invalidated keys.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn take_received<const PLAIN: bool>(&mut self, _: ByLap) -> Option<Completion<'_>> {
-        let cqe = self.next;
-        let what = cqe.op_own() ^ self.owner;
-        let raw = self.good_receive::<PLAIN>(self.queues.places(), cqe, what)?;
-        self.pass(cqe);
-        Some(Completion::new(raw))
-    }
-
-    /// Counts the CQE at `cqe`, which is the next one, as polled.
-    #[inline(always)]
-    fn pass(&mut self, cqe: CqeView) {
-        self.consumed = self.consumed.wrapping_add(1);
-        self.next = cqe.after(self.stride);
-    }
-
-    /// Whether a poll would find the CQ empty, and no other thread waits for that.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn has_nothing(&self) -> bool {
-        let what = self.next.op_own() ^ self.owner;
-        what & OWNER != 0 && self.monitor.requested() == self.answered
-    }
-
-    /// Whether the next CQE is a successful receive without data inside.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn is_at_receive(&self) -> bool {
-        let what = self.next.op_own() ^ self.owner;
-        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0
-    }
-
-    /// Whether the next CQE is a successful receive with up to 32 bytes of data inside.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn is_at_inline(&self) -> bool {
-        let what = self.next.op_own() ^ self.owner;
-        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE
-    }
-
-    /// Whether the last CQE taken was at the ring's end. Then nothing can be polled before
-    /// [`CompletionQueue::begin_lap`] or [`CompletionQueue::give_back`].
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn is_lap_over(&self) -> bool {
-        self.next == self.end
-    }
-
-    /// Continues at the start of the ring, if [`CompletionQueue::is_lap_over`].
-    #[doc(hidden)]
-    #[cold]
-    #[inline(never)]
-    pub fn begin_lap(&mut self) {
-        self.note_lent();
-        if self.is_lap_over() {
-            self.next_lap();
-        }
-    }
-
-    /// Records how many entries the caller holds that has polled several and given back none.
-    #[doc(hidden)]
-    pub fn note_lent(&mut self) {
-        let published = self.consumer_index.load();
-        let lent = self.consumed.wrapping_sub(published) & super::past::INDEX;
-        if lent > self.lent {
-            self.lend_more(lent);
-        }
-    }
-
-    /// Starts taking several successful completions, at most `most`.
-    #[doc(hidden)]
-    #[inline(always)]
-    pub fn good_batch(&mut self, _: ByLap, most: u32) -> GoodBatch<'_> {
-        let stop = self.ring.stop(self.next, most, self.end);
-        GoodBatch { next: self.next, stop, places: *self.queues.places(), queue: self }
-    }
-
-    /// Gives the entries of the last `count` completions back to the device.
-    #[doc(hidden)]
-    #[cold]
-    #[inline(never)]
-    pub fn give_back(&mut self, count: u32) {
-        if self.is_lap_over() {
-            self.next_lap();
-        }
-        if count > self.lent {
-            self.lend_more(count);
-        }
-        self.publish();
-    }
-
-    /// Completes the request of the CQE at `cqe`. For a send, `sent` decides by the request's
-    /// opcode whether the fast path takes it. If `PLAIN`, the only receives taken are messages
-    /// without immediate data and invalidated keys.
-    #[inline(always)]
-    fn good_at<const PLAIN: bool, S>(
-        &self,
-        places: &Places,
-        cqe: CqeView,
-        sent: impl FnOnce(Requested) -> Option<S>,
-    ) -> Option<(Raw, Option<S>)> {
-        let what = cqe.op_own() ^ self.owner;
-        if what == 0 {
-            let (raw, sent) = self.good_send(places, cqe, sent)?;
-            return Some((raw, Some(sent)));
-        }
-        Some((self.good_receive::<PLAIN>(places, cqe, what)?, None))
-    }
-
-    /// [`CompletionQueue::good_at`] for a receive, if `what` says that the CQE is one.
-    #[inline(always)]
-    fn good_receive<const PLAIN: bool>(
-        &self,
-        places: &Places,
-        cqe: CqeView,
-        what: u8,
-    ) -> Option<Raw> {
-        let is_receive = match PLAIN {
-            true => what & !SOLICITED == CqeOpcode::RESPONDER_SEND.0 << 4,
-            false => what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == 0,
-        };
-        if !is_receive {
-            return None;
-        }
-        complete_receive(self.queues.receives_of(places, cqe)?, cqe)
-    }
-
-    /// [`CompletionQueue::good_at`] for a send.
-    #[inline(always)]
-    fn good_send<S>(
-        &self,
-        places: &Places,
-        cqe: CqeView,
-        sent: impl FnOnce(Requested) -> Option<S>,
-    ) -> Option<(Raw, S)> {
-        let queue = self.queues.sends_of(places, cqe)?;
-        let sent = sent(Requested(cqe))?;
-        Some((complete_send(queue, cqe)?, sent))
-    }
-
     /// The next completion, lent until the next call.
     ///
     /// # Errors
@@ -330,31 +158,8 @@ impl CompletionQueue {
     /// Whether the CQE at a counter looks like the title of a session of receives.
     #[inline(always)]
     pub(super) fn is_title(&self, at: u32) -> bool {
-        is_title(self.ring.cqe(at), self.ring.lap(at))
-    }
-
-    /// The next completion, if it is a receive that the fast path can take.
-    #[inline(always)]
-    pub(super) fn complete_good_receive(&self) -> Option<Raw> {
-        let what = self.next.op_own() ^ self.owner;
-        self.good_receive::<false>(self.queues.places(), self.next, what)
-    }
-
-    /// The next completion, if it is one of two kinds: a successful receive whose data is inside
-    /// the CQE, which is copied to its buffer; or an error, unless it is of an SRQ's receive.
-    /// `None`, with nothing changed, for all others.
-    #[inline(always)]
-    pub(super) fn complete_inline_or_error(&self, places: &Places) -> Option<Raw> {
-        let cqe = self.next;
-        let what = cqe.op_own() ^ self.owner;
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
-            return self.complete_inline(places, cqe);
-        }
-        match what & !SOLICITED {
-            SEND_ERROR => self.fail_send(places, cqe),
-            RECEIVE_ERROR => self.fail_receive(places, cqe),
-            _ => None,
-        }
+        let what = self.ring.cqe(at).op_own() ^ self.ring.lap(at);
+        what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == TITLE
     }
 
     /// Completes a successful receive of a queue that leaves data in the CQE.
@@ -370,55 +175,6 @@ impl CompletionQueue {
         let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
         side.retire(word);
         Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
-    }
-
-    /// Completes a successful receive with data in the CQE, which is copied to its buffer.
-    #[inline(always)]
-    fn complete_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        let Some(queue) = self.queues.own_receives_of(places, cqe) else {
-            return self.complete_shared_inline(places, cqe);
-        };
-        let side = queue.recv_side();
-        let index = cqe.u16_on_top(WQE_COUNTER);
-        let word = self.to_outstanding(queue, index, cqe)?;
-        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
-        side.retire(word);
-        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
-    }
-
-    /// [`CompletionQueue::complete_inline`] for a receive of an SRQ. If the data does not fit, the
-    /// completion says so.
-    #[inline(always)]
-    fn complete_shared_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        let (queue, srq) = self.queues.shared_receives_of(places, cqe)?;
-        let (wr_id, status) = self.to_shared(srq, cqe)?;
-        let format = CqeFormat::INLINE_32;
-        Some(Raw { status, format, ..good(cqe, queue.recv_side(), wr_id) })
-    }
-
-    #[inline(always)]
-    fn fail_send(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.sends_of(places, cqe)?;
-        let side = queue.send_side();
-        let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
-        let status = error_status(cqe);
-        queue.send_failed(status == Status::Flushed);
-        fail_changes(&queue, cqe.u16(WQE_COUNTER));
-        side.retire(word);
-        Some(Raw { status, ..good(cqe, side, wr_id) })
-    }
-
-    #[inline(always)]
-    fn fail_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
-        let queue = self.queues.own_receives_of(places, cqe)?;
-        let side = queue.recv_side();
-        let index = cqe.u16_on_top(WQE_COUNTER);
-        let word = queue.outstanding(index)?;
-        let status = error_status(cqe);
-        queue.receive_failed(status == Status::LocalLength);
-        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
-        side.retire(word);
-        Some(Raw { status, ..good(cqe, side, wr_id) })
     }
 
     /// Polls a CQE that the fast path leaves, and gives back all entries before the one that is
@@ -460,12 +216,7 @@ impl CompletionQueue {
 }
 
 #[inline(always)]
-fn is_title(cqe: CqeView, owner: u8) -> bool {
-    (cqe.op_own() ^ owner).wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == TITLE
-}
-
-#[inline(always)]
-fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
+pub(super) fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
     let side = queue.send_side();
     let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
     side.retire(word);
@@ -473,7 +224,7 @@ fn complete_send(queue: PolledSends<'_>, cqe: CqeView) -> Option<Raw> {
 }
 
 #[inline(always)]
-fn complete_receive(receives: Receives<'_>, cqe: CqeView) -> Option<Raw> {
+pub(super) fn complete_receive(receives: Receives<'_>, cqe: CqeView) -> Option<Raw> {
     let index = cqe.u16_on_top(WQE_COUNTER);
     Some(match receives {
         Receives::Own(queue) => {
@@ -485,111 +236,8 @@ fn complete_receive(receives: Receives<'_>, cqe: CqeView) -> Option<Raw> {
 }
 
 #[inline(always)]
-fn good(cqe: CqeView, side: &Side, wr_id: u64) -> Raw {
+pub(super) fn good(cqe: CqeView, side: &Side, wr_id: u64) -> Raw {
     Raw { cqe, side, wr_id, status: Status::Success, format: CqeFormat::NO_INLINE }
-}
-
-#[inline(always)]
-fn good_of<'c, S>(raw: Raw, sent: Option<S>) -> Good<'c, S> {
-    match sent {
-        Some(sent) => Good::Sent(Completion::new(raw), sent),
-        None => Good::Received(Completion::new(raw)),
-    }
-}
-
-/// Takes successful completions one after the other, for a caller that uses other calls for all
-/// others. The completions count as polled with [`GoodBatch::finish`].
-#[doc(hidden)]
-#[derive(Debug)]
-#[must_use = "completions that are taken have to be counted"]
-pub struct GoodBatch<'q> {
-    queue: &'q mut CompletionQueue,
-    places: Places,
-    /// As in [`PollBatch`].
-    next: CqeView,
-    /// The position at which enough were taken, or the lap ends.
-    stop: CqeView,
-}
-
-/// A send's CQE, from which the request is identified.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Requested(CqeView);
-
-impl Requested {
-    /// The request's opcode.
-    #[inline(always)]
-    pub fn opcode(self) -> Opcode {
-        Opcode(self.0.u8(offset_of!(Cqe, opcode_qpn_flow_tag)))
-    }
-}
-
-impl GoodBatch<'_> {
-    /// Whether nothing was taken.
-    #[inline(always)]
-    pub fn is_empty(&self) -> bool {
-        self.next == self.queue.next
-    }
-
-    /// Whether nothing more is taken, because enough were, or the lap is over; see
-    /// [`GoodBatch::finish`].
-    #[inline(always)]
-    pub fn is_over(&self) -> bool {
-        self.next == self.stop
-    }
-
-    /// The next completion, unless [`GoodBatch::is_over`]. For a send, `sent` decides whether the
-    /// fast path takes it; the only receives taken are messages without immediate data and
-    /// invalidated keys. After `None` the caller calls [`GoodBatch::next_received`] or
-    /// [`GoodBatch::finish`], and then the other calls.
-    #[inline(always)]
-    #[allow(clippy::should_implement_trait, reason = "an iterator cannot lend")]
-    pub fn next<S>(&mut self, sent: impl FnOnce(Requested) -> Option<S>) -> Option<Good<'_, S>> {
-        let cqe = self.next;
-        let (raw, sent) = self.queue.good_at::<true, _>(&self.places, cqe, sent)?;
-        self.next = cqe.after(self.queue.stride);
-        Some(good_of(raw, sent))
-    }
-
-    /// The next completion, which [`GoodBatch::next`] did not take, if it is a receive with
-    /// immediate data or an invalidated key.
-    #[inline(always)]
-    pub fn next_received(&mut self) -> Option<Completion<'_>> {
-        let cqe = self.next;
-        let what = cqe.op_own() ^ self.queue.owner;
-        let raw = self.queue.good_receive::<false>(&self.places, cqe, what)?;
-        self.next = cqe.after(self.queue.stride);
-        Some(Completion::new(raw))
-    }
-
-    /// The next completion, unless [`GoodBatch::is_over`], if it is a receive with up to 32 bytes
-    /// of data inside the CQE. If they do not fit into the receive's buffers, its status says so.
-    #[inline(always)]
-    pub fn next_inline(&mut self) -> Option<Completion<'_>> {
-        let cqe = self.next;
-        let what = cqe.op_own() ^ self.queue.owner;
-        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE != INLINE {
-            return None;
-        }
-        let raw = self.queue.complete_inline(&self.places, cqe)?;
-        self.next = cqe.after(self.queue.stride);
-        Some(Completion::new(raw))
-    }
-
-    /// Gives the entries of the completions back to the device, and returns their number. Returns
-    /// `Err` with the number if the caller has to call [`CompletionQueue::give_back`].
-    #[inline(always)]
-    pub fn finish(self) -> Result<u32, u32> {
-        let queue = self.queue;
-        let taken = queue.ring.distance(queue.next, self.next);
-        queue.consumed = queue.consumed.wrapping_add(taken);
-        queue.next = self.next;
-        if queue.is_lap_over() || taken > queue.lent {
-            return Err(taken);
-        }
-        queue.publish();
-        Ok(taken)
-    }
 }
 
 /// Polls completions one after the other. Dropping it gives their entries back to the device.

@@ -4,13 +4,17 @@ use core::mem::offset_of;
 
 use super::completion::Raw;
 use super::past::INDEX;
-use super::poll::Look;
+use super::poll::{
+    FIRST_RECEIVE, INLINE, Look, NO_GOOD_RECEIVE, RECEIVE_ERROR, SEND_ERROR, SOLICITED,
+    WQE_COUNTER, good,
+};
 use super::resize::is_mark;
 use super::ring::{CqeView, OWNER, marker};
-use super::tags::{holds_receive, is_tagged};
+use super::tags::{fail_changes, holds_receive, is_tagged};
 use super::{CompletionQueue, CqMonitor, PollError, Status};
 use crate::format::{Cqe, CqeFormat, CqeOpcode, ErrorCqe, OpOwn, Syndrome};
-use crate::queue_state::QueueState;
+use crate::queue_state::{Places, QueueState};
+use crate::sync::Ordering;
 
 /// Reads pending events, to find the error of a CQ that overran.
 pub(super) struct EventSource {
@@ -96,7 +100,8 @@ impl CompletionQueue {
                 break;
             }
         }
-        match self.complete_good_receive() {
+        let what = self.next.op_own() ^ self.owner;
+        match self.good_receive::<false>(self.queues.places(), self.next, what) {
             Some(raw) => Ok(self.passed(raw)),
             None => self.poll_rest_by_index(),
         }
@@ -323,6 +328,74 @@ impl CompletionQueue {
         }
         put_aside(cqe, op_own, state);
         None
+    }
+}
+
+impl CompletionQueue {
+    /// The next completion, if it is one of two kinds: a successful receive whose data is inside
+    /// the CQE, which is copied to its buffer; or an error, unless it is of an SRQ's receive.
+    /// `None`, with nothing changed, for all others.
+    #[inline(always)]
+    pub(super) fn complete_inline_or_error(&self, places: &Places) -> Option<Raw> {
+        let cqe = self.next;
+        let what = cqe.op_own() ^ self.owner;
+        if what.wrapping_sub(FIRST_RECEIVE) & NO_GOOD_RECEIVE == INLINE {
+            return self.complete_inline(places, cqe);
+        }
+        match what & !SOLICITED {
+            SEND_ERROR => self.fail_send(places, cqe),
+            RECEIVE_ERROR => self.fail_receive(places, cqe),
+            _ => None,
+        }
+    }
+
+    /// Completes a successful receive with data in the CQE, which is copied to its buffer.
+    #[inline(always)]
+    pub(super) fn complete_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let Some(queue) = self.queues.own_receives_of(places, cqe) else {
+            return self.complete_shared_inline(places, cqe);
+        };
+        let side = queue.recv_side();
+        let index = cqe.u16_on_top(WQE_COUNTER);
+        let word = self.to_outstanding(queue, index, cqe)?;
+        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
+        side.retire(word);
+        Some(Raw { format: CqeFormat::INLINE_32, ..good(cqe, side, wr_id) })
+    }
+
+    /// [`CompletionQueue::complete_inline`] for a receive of an SRQ. If the data does not fit, the
+    /// completion says so.
+    #[inline(always)]
+    fn complete_shared_inline(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let (queue, srq) = self.queues.shared_receives_of(places, cqe)?;
+        let (wr_id, status) = self.to_shared(srq, cqe)?;
+        let format = CqeFormat::INLINE_32;
+        Some(Raw { status, format, ..good(cqe, queue.recv_side(), wr_id) })
+    }
+
+    #[inline(always)]
+    fn fail_send(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queues.sends_of(places, cqe)?;
+        let side = queue.send_side();
+        let (word, wr_id) = queue.outstanding(cqe.u16_on_top(WQE_COUNTER))?;
+        let status = error_status(cqe);
+        queue.send_failed(status == Status::Flushed);
+        fail_changes(&queue, cqe.u16(WQE_COUNTER));
+        side.retire(word);
+        Some(Raw { status, ..good(cqe, side, wr_id) })
+    }
+
+    #[inline(always)]
+    fn fail_receive(&self, places: &Places, cqe: CqeView) -> Option<Raw> {
+        let queue = self.queues.own_receives_of(places, cqe)?;
+        let side = queue.recv_side();
+        let index = cqe.u16_on_top(WQE_COUNTER);
+        let word = queue.outstanding(index)?;
+        let status = error_status(cqe);
+        queue.receive_failed(status == Status::LocalLength);
+        let wr_id = side.entry(index >> 16).load(Ordering::Relaxed);
+        side.retire(word);
+        Some(Raw { status, ..good(cqe, side, wr_id) })
     }
 }
 
