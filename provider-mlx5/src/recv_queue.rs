@@ -33,15 +33,6 @@ pub struct RecvQueueConfig {
     pub scatter_to_cqe: bool,
 }
 
-/// A receive request: where a message goes, and the id that its completion returns.
-#[derive(Clone, Copy, Debug)]
-pub struct RecvRequest<'a> {
-    /// Returned in the completion.
-    pub wr_id: u64,
-    /// The buffers that the message fills, in order.
-    pub data: &'a [Sge],
-}
-
 /// The receive queue of a QP.
 ///
 /// A receive of one SGE is written at `front` while `front` is before `limit`; any other list while

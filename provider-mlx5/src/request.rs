@@ -179,18 +179,6 @@ impl ListError {
     }
 }
 
-/// Builds requests in order, up to the first that is refused.
-#[inline(always)]
-pub(crate) fn each<X>(
-    requests: impl IntoIterator<Item = X>,
-    mut build: impl FnMut(X) -> Result<(), PostError>,
-) -> Result<(), ListError> {
-    for (index, request) in requests.into_iter().enumerate() {
-        build(request).map_err(|reason| ListError { index, reason })?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

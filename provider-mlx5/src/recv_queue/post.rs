@@ -5,12 +5,12 @@
 
 #![allow(unsafe_code)]
 
-use super::{Front, RecvBatch, RecvQueue, RecvRequest, check_scatter};
+use super::{Front, RecvBatch, RecvQueue, check_scatter};
 use crate::format::{DataSegment, SrqNextSegment};
 use crate::free_list::{FreeList, WITH_LISTS};
 use crate::hint::likely;
 use crate::queue_state::QpState;
-use crate::request::{ListError, Octoword, PostError, Sge, each, octoword};
+use crate::request::{Octoword, PostError, Sge, octoword};
 use crate::shared_recv_queue::{self, Places, SharedRecvBatch, SharedRecvQueue};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -153,26 +153,6 @@ impl RecvQueue {
         // SAFETY: as above.
         self.publish_up_to(unsafe { (&raw const self.head).read_volatile() });
         true
-    }
-
-    /// Builds receives in order and publishes them, with those built before.
-    ///
-    /// # Errors
-    /// The index and the error of the first receive that cannot be posted; those before it are
-    /// posted and published.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[inline]
-    pub unsafe fn post_list<'a>(
-        &mut self,
-        requests: impl IntoIterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), ListError> {
-        let mut batch = self.batch().map_err(ListError::first)?;
-        // SAFETY: passed on to the caller.
-        let result = each(requests, |request| unsafe { batch.build(request.wr_id, request.data) });
-        batch.publish();
-        result
     }
 
     /// Moves an unused queue to where it would be after `head` receives that have all completed.
@@ -530,26 +510,6 @@ impl SharedRecvQueue {
     /// The scatter list of an entry of the ring.
     fn scatter_list(&self, index: u32) -> *mut Octoword {
         self.places.entry(index).wrapping_add(1)
-    }
-
-    /// Builds receives in order and publishes them, with those built before.
-    ///
-    /// # Errors
-    /// The index and the error of the first receive that cannot be posted; those before it are
-    /// posted and published.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[inline]
-    pub unsafe fn post_list<'a>(
-        &mut self,
-        requests: impl IntoIterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), ListError> {
-        let mut batch = self.batch();
-        // SAFETY: passed on to the caller.
-        let result = each(requests, |request| unsafe { batch.build(request.wr_id, request.data) });
-        batch.publish();
-        result
     }
 
     /// The list of the entries that the device has given back.

@@ -4,8 +4,7 @@ use uverbs_mlx5::completion_queue::PollError;
 use uverbs_mlx5::format::CqeFormat;
 use uverbs_mlx5::mmio::InChild;
 use uverbs_mlx5::queue_state::QpState;
-use uverbs_mlx5::recv_queue::RecvRequest;
-use uverbs_mlx5::request::{ListError, MAX_SGE_LENGTH, PostError, Sge};
+use uverbs_mlx5::request::{MAX_SGE_LENGTH, PostError, Sge};
 
 use crate::device::{
     Cq, Cqe, Memory, Random, Rq, recv_queue, recv_queue_after, renew, shared_recv_queue,
@@ -208,9 +207,8 @@ fn receives_of_a_leaked_shared_batch_are_posted_with_the_next() {
                 match way {
                     0 => srq.queue.post(9, data).expect("space"),
                     1 => srq.queue.build(9, data).expect("space"),
-                    2 => srq.queue.post_list([RecvRequest { wr_id: 9, data }]).expect("space"),
-                    3 if srq.queue.post_fast(|| (9, ONE[0])) => {}
-                    3 => srq.queue.post(9, data).expect("space"),
+                    2 if srq.queue.post_fast(|| (9, ONE[0])) => {}
+                    2 => srq.queue.post(9, data).expect("space"),
                     _ => srq.queue.batch().build(9, data).expect("space"),
                 }
             }
@@ -485,11 +483,15 @@ fn invalid_receives_are_refused_and_change_nothing() {
         assert_eq!(ring.read(0, 256), before);
         rq.handle.set_state(QpState::Err);
 
-        let request = |data| RecvRequest { wr_id: 1, data };
-        let list = [request(&ONE[..]), request(&[]), request(&long), request(&ONE)];
-        let refused = |reason| Err(ListError { index: 2, reason });
-        assert_eq!(rq.queue.post_list(list), refused(PostError::SgeTooLong));
-        assert_eq!(srq.queue.post_list(list), refused(PostError::SgeTooLong));
+        let lists = [&ONE[..], &[], &long];
+        let mut batch = rq.queue.batch().expect("not in RESET");
+        let built = lists.map(|data| batch.build(1, data));
+        assert_eq!(built, [Ok(()), Ok(()), Err(PostError::SgeTooLong)]);
+        batch.publish();
+        let mut batch = srq.queue.batch();
+        let built = lists.map(|data| batch.build(1, data));
+        assert_eq!(built, [Ok(()), Ok(()), Err(PostError::SgeTooLong)]);
+        batch.publish();
         assert_eq!((rq.record.word(0), srq.record.word(0)), (2, 2));
     }
     cq.produce(Cqe::recv(&rq.handle, 0));
@@ -599,10 +601,9 @@ fn a_failed_shared_receive_queue_refuses_posts() {
     for data in [&ONE[..], &[ONE[0]; 2], &[]] {
         // SAFETY: no device writes to it.
         assert_eq!(unsafe { srq.queue.post(1, data) }, Err(PostError::BadState));
-        let list = [RecvRequest { wr_id: 1, data }];
         // SAFETY: no device writes to it.
-        let error = unsafe { srq.queue.post_list(list) }.expect_err("it failed");
-        assert_eq!(error.reason, PostError::BadState);
+        let built = unsafe { srq.queue.batch().build(1, data) };
+        assert_eq!(built, Err(PostError::BadState));
     }
 }
 
@@ -622,7 +623,7 @@ fn a_page_fault_posts_the_receive_again() {
     let mut cq = Cq::new(16, 64);
     let mut srq = shared_recv_queue(&cq, 4, 32, false);
     // SAFETY: no device writes to it.
-    unsafe { srq.queue.post_list([RecvRequest { wr_id: 42, data: &ONE }]) }.expect("space");
+    unsafe { srq.queue.post(42, &ONE) }.expect("space");
     cq.produce(Cqe::recv(&srq.qp, 0).page_fault());
     assert!(cq.queue.poll().is_err(), "not a completion");
     let mut outstanding = Vec::new();
