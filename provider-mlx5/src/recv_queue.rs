@@ -5,12 +5,16 @@
 //! writes the entries.
 
 mod post;
+mod scatter;
+
+pub(crate) use scatter::check_scatter;
 
 use crate::doorbell::DoorbellWord;
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 use crate::queue_state::QueueState;
 use crate::request::{Octoword, PostError, Sge};
+use crate::send_queue::Promised;
 use crate::shown_ring::Ring;
 use crate::sync::{AtomicU64, Ordering};
 use crate::user_index::{QueueHandle, RECEIVES};
@@ -259,6 +263,53 @@ impl RecvQueue {
         self.handle.state()
     }
 
+    /// Builds a receive off the fast path. A queue that is kept full comes here for each receive,
+    /// so this needs few registers: it calls nothing but the function that it ends with.
+    #[cold]
+    #[inline(never)]
+    fn build_slow(&mut self, wr_id: u64, data: Promised<&[Sge]>) -> Result<(), PostError> {
+        if self.front.id >= self.open {
+            self.open_usual();
+        }
+        if self.front.id < self.open {
+            if data.len() > 1 {
+                self.limit = WITH_LISTS;
+            }
+            if self.build_list(wr_id, data) {
+                return Ok(());
+            }
+        }
+        self.build_any(wr_id, data)
+    }
+
+    /// Builds a receive of any list at any position, or says why not.
+    #[cold]
+    #[inline(never)]
+    fn build_any(&mut self, wr_id: u64, data: Promised<&[Sge]>) -> Result<(), PostError> {
+        check_scatter(&data, self.max_sge)?;
+        if self.front.id >= self.open {
+            self.find_space()?;
+        }
+        self.scatter(self.head).write_filled(&data);
+        self.enter(wr_id);
+        if data.len() > 1 {
+            self.limit = WITH_LISTS;
+        }
+        Ok(())
+    }
+
+    /// Writes a terminator after the first SGE of every entry. The device knows of no entry yet.
+    fn clear_ring(&self) {
+        (0..=self.mask).for_each(|index| self.scatter(index).terminate());
+    }
+
+    /// The scatter list of entry `index`.
+    fn scatter_list(&self, index: u32) -> *mut Octoword {
+        let offset = ((index & self.mask) as usize) << self.shift;
+        let entry = self.ring.wrapping_add(offset).cast::<Octoword>();
+        entry.wrapping_add(self.head_octowords as usize)
+    }
+
     /// Opens the fast path where entries are free now. Returns whether it is open for a receive of
     /// one SGE.
     #[doc(hidden)]
@@ -326,6 +377,28 @@ pub struct RecvBatch<'q> {
     stride: u32,
 }
 
+impl RecvBatch<'_> {
+    /// [`RecvQueue::build_slow`], after which the batch continues at the queue's new front.
+    #[inline(always)]
+    fn build_slow(&mut self, wr_id: u64, data: Promised<&[Sge]>) -> Result<(), PostError> {
+        self.write_back();
+        let built = self.queue.build_slow(wr_id, data);
+        // Field by field, because a copy of the whole struct would go through memory.
+        self.front.entry = self.queue.front.entry;
+        self.front.id = self.queue.front.id;
+        built
+    }
+
+    #[inline(always)]
+    fn write_back(&mut self) {
+        let bytes = self.front.id.addr().wrapping_sub(self.queue.front.id.addr());
+        let built = bytes / size_of::<AtomicU64>();
+        self.queue.head = self.queue.head.wrapping_add(built as u32);
+        self.queue.front.entry = self.front.entry;
+        self.queue.front.id = self.front.id;
+    }
+}
+
 impl Drop for RecvBatch<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -336,16 +409,5 @@ impl Drop for RecvBatch<'_> {
 impl Drop for RecvQueue {
     fn drop(&mut self) {
         self.state().set_recv_ring(None);
-    }
-}
-
-/// Whether a scatter list can be posted: not too many SGEs, and none too long.
-pub(crate) fn check_scatter(data: &[Sge], max_sge: u8) -> Result<(), PostError> {
-    if data.len() > usize::from(max_sge) {
-        return Err(PostError::TooManySge);
-    }
-    match data.iter().any(Sge::is_too_long) {
-        true => Err(PostError::SgeTooLong),
-        false => Ok(()),
     }
 }

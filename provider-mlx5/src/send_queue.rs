@@ -73,6 +73,7 @@ use crate::request::{Octoword, PostError, PostFlags};
 use crate::shown_ring::Ring;
 use crate::sync::Ordering;
 use crate::user_index::{QueueHandle, SENDS};
+pub(crate) use encode::Promised;
 pub use encode::RequestId;
 use encode::mode_word;
 use payload::Limits;

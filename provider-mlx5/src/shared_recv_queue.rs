@@ -15,10 +15,13 @@
 //! `recv_queue/post.rs` writes the entries.
 
 use crate::doorbell::DoorbellWord;
-use crate::free_list::{ANY, FreeList};
+use crate::free_list::{ANY, FreeList, WITH_LISTS};
 use crate::memory::DmaMemory;
 use crate::queue_error::QueueError;
 use crate::queue_state::{NextPlace, Posting, QpState, QueueState};
+use crate::recv_queue::check_scatter;
+use crate::request::{PostError, Sge};
+use crate::send_queue::Promised;
 use crate::shown_ring::Ring;
 use crate::user_index::{QueueHandle, RECEIVES};
 
@@ -49,7 +52,7 @@ pub struct SharedRecvQueue {
     pub(crate) free: *const FreeList,
     /// The posting side's limit for the fast path: [`ANY`] as long as every entry has a terminator
     /// in place of a second SGE, so that a receive of one SGE need not write one; later
-    /// [`WITH_LISTS`](crate::free_list::WITH_LISTS).
+    /// [`WITH_LISTS`].
     pub(crate) limit: u32,
     pub(crate) max_sge: u8,
     /// Receives posted so far; wraps.
@@ -84,6 +87,16 @@ pub struct SharedRecvBatch<'q> {
     pub(crate) queue: &'q mut SharedRecvQueue,
     pub(crate) places: Places,
     pub(crate) front: Front,
+}
+
+impl SharedRecvBatch<'_> {
+    #[inline(always)]
+    pub(crate) fn write_back(&mut self) {
+        let built = self.front.next.since(self.queue.front.next);
+        self.queue.counter = self.queue.counter.wrapping_add(built);
+        self.queue.front.head = self.front.head;
+        self.queue.front.next = self.front.next;
+    }
 }
 
 impl Drop for SharedRecvBatch<'_> {
@@ -139,6 +152,56 @@ impl SharedRecvQueue {
     #[inline(always)]
     pub fn batch(&mut self) -> SharedRecvBatch<'_> {
         SharedRecvBatch { places: self.places, front: self.front, queue: self }
+    }
+
+    /// The slow path of [`SharedRecvQueue::post`]. It writes the doorbell record itself, so that
+    /// the fast path needs no jump to a shared doorbell.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn post_any(&mut self, wr_id: u64, data: Promised<&[Sge]>) -> Result<(), PostError> {
+        let posted = self.build_slow(wr_id, data);
+        self.publish();
+        posted
+    }
+
+    /// Builds a receive off the fast path: an empty list as fast as others, as programs post them
+    /// that only want immediate data.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn build_slow(
+        &mut self,
+        wr_id: u64,
+        data: Promised<&[Sge]>,
+    ) -> Result<(), PostError> {
+        if data.is_empty() && self.build_empty(wr_id) {
+            return Ok(());
+        }
+        self.build_any(wr_id, data)
+    }
+
+    /// Builds a receive of any list at any position, or says why not.
+    #[cold]
+    #[inline(never)]
+    fn build_any(&mut self, wr_id: u64, data: Promised<&[Sge]>) -> Result<(), PostError> {
+        if self.state().state() == QpState::Err || self.state().is_inherited() {
+            return Err(self.state().refusal());
+        }
+        check_scatter(&data, self.max_sge)?;
+        if data.len() > 1 {
+            self.limit = WITH_LISTS;
+        }
+        self.adopt_leaked();
+        if self.free().has_unused() || self.free().limit_is_not(self.limit) {
+            self.repost();
+        }
+        if !self.free().has_grant(self.counter) {
+            return Err(PostError::Full);
+        }
+        let next = self.free().next(self.counter).ok_or(PostError::Full)?;
+        self.free().take(self.counter);
+        self.scatter(self.front.head).write_filled(&data);
+        self.finish(next, wr_id);
+        Ok(())
     }
 
     /// Publishes everything built so far, and posts again the receives that were put aside.

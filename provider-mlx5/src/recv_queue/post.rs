@@ -1,18 +1,21 @@
-//! Posting receives: writes the entries of receive queues and shared receive queues, and their ids.
+//! Posting receives, from the call to the doorbell record: writes the entries of receive queues and
+//! shared receive queues, and their ids.
 //!
-//! All unsafe code of both queues is here. Their other files keep the invariants that it relies on:
-//! a front is in its ring and before its limit, and the free list names only entries of the ring.
+//! All unsafe code of both queues is here. Their other files have the slow paths, and keep the
+//! invariants that this one relies on: a front is in its ring and before its limit, the free list
+//! names only entries of the ring, and only entries that belong to the posting side are written.
 
 #![allow(unsafe_code)]
 
-use super::{Front, RecvBatch, RecvQueue, check_scatter};
-use crate::format::{DataSegment, SrqNextSegment};
-use crate::free_list::{FreeList, WITH_LISTS};
+use super::scatter::terminator;
+use super::{Front, RecvBatch, RecvQueue};
+use crate::format::SrqNextSegment;
+use crate::free_list::FreeList;
 use crate::hint::likely;
-use crate::queue_state::QpState;
-use crate::request::{Octoword, PostError, Sge, octoword};
+use crate::request::{Octoword, PostError, Sge};
+use crate::send_queue::Promised;
 use crate::shared_recv_queue::{self, Places, SharedRecvBatch, SharedRecvQueue};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::Ordering;
 
 // SAFETY: a queue's pointers lead to its ring, which no other value uses (contract of
 // `DmaMemory::new`), and to the block that its handle keeps alive, which threads may share.
@@ -23,6 +26,24 @@ unsafe impl Send for SharedRecvQueue {}
 unsafe impl Send for RecvBatch<'_> {}
 // SAFETY: as above.
 unsafe impl Send for SharedRecvBatch<'_> {}
+
+/// The scatter list of an entry: octowords that only this process writes.
+#[derive(Clone, Copy)]
+pub(crate) struct Scatter {
+    list: *mut Octoword,
+    max_sge: u8,
+}
+
+impl Scatter {
+    /// Stores one of its octowords. Does nothing behind the last one.
+    #[inline(always)]
+    pub(super) fn put(self, at: usize, octoword: Octoword) {
+        if at < usize::from(self.max_sge) {
+            // SAFETY: values of this type are made below, for lists of so many octowords in rings.
+            unsafe { self.list.add(at).write(octoword) };
+        }
+    }
+}
 
 impl Front {
     /// Writes a receive of one SGE, and moves on by `stride` bytes.
@@ -90,8 +111,8 @@ impl RecvQueue {
         if likely(self.front.id < self.limit) {
             if let [sge] = data {
                 if !sge.is_usual() {
-                    // SAFETY: passed on to the caller.
-                    return unsafe { self.build_slow(wr_id, data) };
+                    // SAFETY: the caller's promise.
+                    return self.build_slow(wr_id, unsafe { Promised::new(data) });
                 }
                 // SAFETY: the front is this queue's, and before the limit.
                 unsafe { self.front.write(wr_id, *sge, self.stride) };
@@ -107,8 +128,30 @@ impl RecvQueue {
                 return Ok(());
             }
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.build_slow(wr_id, data) }
+        // SAFETY: the caller's promise.
+        self.build_slow(wr_id, unsafe { Promised::new(data) })
+    }
+
+    /// Builds a receive of any list in the next entry. Returns false if none is open, the list is
+    /// too long, or an SGE is empty or too long.
+    #[inline(always)]
+    pub(super) fn build_list(&mut self, wr_id: u64, data: Promised<&[Sge]>) -> bool {
+        let is_written = self.front.id < self.open
+            // SAFETY: the front is this queue's, and before `open`.
+            && unsafe { self.front.write_list(wr_id, &data, self.max_sge, self.stride) };
+        if is_written {
+            self.head = self.head.wrapping_add(1);
+        }
+        is_written
+    }
+
+    /// Builds the receive whose list was written to the next entry.
+    pub(super) fn enter(&mut self, wr_id: u64) {
+        if self.front.id < self.open {
+            // SAFETY: the front is this queue's, and before `open`.
+            unsafe { self.front.enter(wr_id, self.stride) };
+            self.head = self.head.wrapping_add(1);
+        }
     }
 
     /// Builds one receive and publishes it, with what was built before.
@@ -168,67 +211,9 @@ impl RecvQueue {
         self.recheck_state();
     }
 
-    /// Builds a receive off the fast path. A queue that is kept full comes here for each receive,
-    /// so this needs few registers: it calls nothing but the function that it ends with.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if self.front.id >= self.open {
-            self.open_usual();
-        }
-        if self.front.id < self.open {
-            if data.len() > 1 {
-                self.limit = super::WITH_LISTS;
-            }
-            // SAFETY: the front is this queue's, and before `open`.
-            if unsafe { self.front.write_list(wr_id, data, self.max_sge, self.stride) } {
-                self.head = self.head.wrapping_add(1);
-                return Ok(());
-            }
-        }
-        // SAFETY: passed on to the caller.
-        unsafe { self.build_any(wr_id, data) }
-    }
-
-    /// Builds a receive of any list at any position, or says why not.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn build_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        check_scatter(data, self.max_sge)?;
-        if self.front.id >= self.open {
-            self.find_space()?;
-        }
-        // SAFETY: there is a free entry, it holds `max_sge` SGEs, and the data was checked.
-        unsafe {
-            write_scatter(self.front.entry, data, self.max_sge);
-            self.front.enter(wr_id, self.stride);
-        }
-        self.head = self.head.wrapping_add(1);
-        if data.len() > 1 {
-            self.limit = super::WITH_LISTS;
-        }
-        Ok(())
-    }
-
-    /// Writes a terminator after the first SGE of every entry. The device knows of no entry yet.
-    pub(super) fn clear_ring(&self) {
-        for index in 0..=self.mask {
-            // SAFETY: an entry of the ring, which is this queue's alone.
-            unsafe { terminate(self.scatter_list(index), self.max_sge) };
-        }
-    }
-
     /// The scatter list of entry `index`.
-    pub(super) fn scatter_list(&self, index: u32) -> *mut Octoword {
-        let offset = ((index & self.mask) as usize) << self.shift;
-        // SAFETY: the masked entry is in the ring, and the head is shorter than an entry.
-        unsafe { self.ring.add(offset).cast::<Octoword>().add(self.head_octowords as usize) }
+    pub(super) fn scatter(&self, index: u32) -> Scatter {
+        Scatter { list: self.scatter_list(index), max_sge: self.max_sge }
     }
 }
 
@@ -257,8 +242,8 @@ impl RecvBatch<'_> {
                 return Ok(());
             }
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.build_slow(wr_id, data) }
+        // SAFETY: the caller's promise.
+        self.build_slow(wr_id, unsafe { Promised::new(data) })
     }
 
     /// The fast path of [`RecvBatch::build`] of one SGE. Returns `false`, with nothing changed, if
@@ -277,35 +262,11 @@ impl RecvBatch<'_> {
         true
     }
 
-    /// [`RecvQueue::build_slow`], after which the batch continues at the queue's new front.
-    ///
-    /// # Safety
-    /// As for [`RecvQueue::build`].
-    #[inline(always)]
-    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        self.write_back();
-        // SAFETY: passed on to the caller.
-        let posted = unsafe { self.queue.build_slow(wr_id, data) };
-        // Field by field, because a copy of the whole struct would go through memory.
-        self.front.entry = self.queue.front.entry;
-        self.front.id = self.queue.front.id;
-        posted
-    }
-
     /// Tells the device of everything built so far.
     #[inline(always)]
     pub fn publish(mut self) {
         self.write_back();
         core::mem::ManuallyDrop::new(self).queue.publish();
-    }
-
-    #[inline(always)]
-    pub(super) fn write_back(&mut self) {
-        let bytes = self.front.id.addr().wrapping_sub(self.queue.front.id.addr());
-        let built = bytes / size_of::<AtomicU64>();
-        self.queue.head = self.queue.head.wrapping_add(built as u32);
-        self.queue.front.entry = self.front.entry;
-        self.queue.front.id = self.front.id;
     }
 }
 
@@ -329,8 +290,8 @@ impl SharedRecvQueue {
             return Ok(());
         }
         crate::hint::cold_path();
-        // SAFETY: passed on to the caller.
-        unsafe { self.build_slow(wr_id, data) }
+        // SAFETY: the caller's promise.
+        self.build_slow(wr_id, unsafe { Promised::new(data) })
     }
 
     /// Builds a receive on the fast path. Returns false, with nothing posted, if `build_slow` has
@@ -367,8 +328,8 @@ impl SharedRecvQueue {
             return Ok(());
         }
         crate::hint::cold_path();
-        // SAFETY: passed on to the caller.
-        unsafe { self.post_any(wr_id, data) }
+        // SAFETY: the caller's promise.
+        self.post_any(wr_id, unsafe { Promised::new(data) })
     }
 
     /// The fast path of [`SharedRecvQueue::post`] of one SGE. Returns `false`, with nothing
@@ -380,110 +341,61 @@ impl SharedRecvQueue {
     #[doc(hidden)]
     #[inline(always)]
     pub unsafe fn post_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
+        // SAFETY: passed on to the caller.
+        let built = unsafe { self.build_one(|| in_octowords(request())) };
+        if built {
+            self.ring();
+        }
+        built
+    }
+
+    /// Builds an empty receive on the fast path. Returns false, with nothing changed, if that is
+    /// closed.
+    #[inline(always)]
+    pub(crate) fn build_empty(&mut self, wr_id: u64) -> bool {
+        // SAFETY: it names no memory.
+        unsafe { self.build_one(|| (wr_id, terminator())) }
+    }
+
+    /// Builds a receive of at most one SGE as `Front::write_one`.
+    ///
+    /// # Safety
+    /// As for [`SharedRecvQueue::build`]. The SGE is neither empty nor too long.
+    #[inline(always)]
+    unsafe fn build_one(&mut self, request: impl FnOnce() -> (u64, Octoword)) -> bool {
         // Not a copy of the places, because each pointer is used once, and only then in a register.
         let Self { front, places, .. } = &mut *self;
         // SAFETY: places and front are this queue's.
-        let Some(next) = (unsafe { front.take_next(places) }) else { return false };
-        let (wr_id, one) = request();
-        // SAFETY: just taken.
-        unsafe { front.fill(places, next, wr_id, one.octoword()) };
-        self.counter = self.counter.wrapping_add(1);
-        self.ring();
-        true
-    }
-
-    /// The slow path of [`SharedRecvQueue::post`]. It writes the doorbell record itself, so that
-    /// the fast path needs no jump to a shared doorbell.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn post_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        // SAFETY: passed on to the caller.
-        let posted = unsafe { self.build_slow(wr_id, data) };
-        self.publish();
-        posted
-    }
-
-    /// Builds a receive off the fast path: an empty list as fast as others, as programs post them
-    /// that only want immediate data.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn build_slow(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if data.is_empty() {
-            let Self { front, places, .. } = &mut *self;
-            // SAFETY: places and front are this queue's.
-            if let Some(next) = unsafe { front.take_next(places) } {
-                // SAFETY: just taken.
-                unsafe { front.fill(places, next, wr_id, octoword(DataSegment::TERMINATOR)) };
-                self.counter = self.counter.wrapping_add(1);
-                return Ok(());
-            }
+        let built = unsafe { front.write_one(places, request) };
+        if built {
+            self.counter = self.counter.wrapping_add(1);
         }
-        // SAFETY: passed on to the caller.
-        unsafe { self.build_any(wr_id, data) }
-    }
-
-    /// Builds a receive of any list at any position, or says why not.
-    ///
-    /// # Safety
-    /// As for [`SharedRecvQueue::build`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn build_any(&mut self, wr_id: u64, data: &[Sge]) -> Result<(), PostError> {
-        if self.state().state() == QpState::Err || self.state().is_inherited() {
-            return Err(self.state().refusal());
-        }
-        check_scatter(data, self.max_sge)?;
-        if data.len() > 1 {
-            self.limit = WITH_LISTS;
-        }
-        self.adopt_leaked();
-        if self.free().has_unused() || self.free().limit_is_not(self.limit) {
-            self.repost();
-        }
-        if !self.free().has_grant(self.counter) {
-            return Err(PostError::Full);
-        }
-        let next = self.free().next(self.counter).ok_or(PostError::Full)?;
-        self.free().take(self.counter);
-        // SAFETY: the head belongs to the posting side, and holds `max_sge` SGEs; the data was
-        // checked.
-        unsafe { write_scatter(self.scatter_list(self.front.head), data, self.max_sge) };
-        self.finish(next, wr_id);
-        Ok(())
+        built
     }
 
     /// Makes every entry end after one SGE and link to no entry. The device knows of no entry yet.
     pub(crate) fn clear_ring(&self) {
         for index in 0..self.handle().state().recv_wqes() {
-            // SAFETY: an entry of the ring, which is this queue's alone: the link, and `max_sge`
-            // octowords behind it.
-            unsafe {
-                self.places.entry(index).write([0; 2]);
-                terminate(self.scatter_list(index), self.max_sge);
-            }
+            // SAFETY: an entry of the ring, which is this queue's alone: the link.
+            unsafe { self.places.entry(index).write([0; 2]) };
+            self.scatter(index).terminate();
         }
     }
 
     /// Posts the scatter list of the entry `from`, which belongs to the posting side, in the entry
     /// that is posted next. `next` is the head afterwards.
     pub(crate) fn post_copy(&mut self, from: u32, next: u32) {
-        let (list, to) = (self.scatter_list(from), self.scatter_list(self.front.head));
+        let (from_list, to) = (self.scatter(from).list, self.scatter(self.front.head).list);
         // SAFETY: both lists follow the links of entries of the ring. They overlap only if the
         // device reported a wrong entry, and then they are the same list.
-        unsafe { to.copy_from(list, self.max_sge as usize) };
+        unsafe { to.copy_from(from_list, self.max_sge as usize) };
         let wr_id = self.state().recv_entry(from).load(Ordering::Relaxed);
         self.finish(next, wr_id);
     }
 
     /// Posts the head, whose list was written, off the fast path: links it to `next`, which was
     /// taken from the free list and becomes the head.
-    fn finish(&mut self, next: u32, wr_id: u64) {
+    pub(crate) fn finish(&mut self, next: u32, wr_id: u64) {
         let head = self.front.head;
         // SAFETY: the head belongs to the posting side.
         unsafe {
@@ -508,8 +420,8 @@ impl SharedRecvQueue {
     }
 
     /// The scatter list of an entry of the ring.
-    fn scatter_list(&self, index: u32) -> *mut Octoword {
-        self.places.entry(index).wrapping_add(1)
+    pub(crate) fn scatter(&self, index: u32) -> Scatter {
+        Scatter { list: self.places.entry(index).wrapping_add(1), max_sge: self.max_sge }
     }
 
     /// The list of the entries that the device has given back.
@@ -559,6 +471,26 @@ impl shared_recv_queue::Front {
         unsafe { self.write_any(places, wr_id, data, max_sge()) }
     }
 
+    /// Writes a receive of one SGE, which is neither empty nor too long, or of none: a terminator.
+    /// `request` returns its id and that octoword. It is called once the entry is taken. Returns
+    /// false, with nothing changed, if the slow path has to do it.
+    ///
+    /// # Safety
+    /// As for [`Self::write`].
+    #[inline(always)]
+    unsafe fn write_one(
+        &mut self,
+        places: &Places,
+        request: impl FnOnce() -> (u64, Octoword),
+    ) -> bool {
+        // SAFETY: passed on to the caller.
+        let Some(next) = (unsafe { self.take_next(places) }) else { return false };
+        let (wr_id, one) = request();
+        // SAFETY: just taken.
+        unsafe { self.fill(places, next, wr_id, one) };
+        true
+    }
+
     /// Takes the entry that becomes the head, for [`Self::fill`]. `None`, with nothing changed, if
     /// the slow path has to do it.
     ///
@@ -570,7 +502,7 @@ impl shared_recv_queue::Front {
         unsafe { places.tables.take_next(&mut self.next) }
     }
 
-    /// Writes a receive of one SGE, which is neither empty nor too long, or of none: a terminator.
+    /// Writes what [`Self::write_one`] does to the head.
     ///
     /// # Safety
     /// As for [`Self::write`]. `next` was taken.
@@ -634,8 +566,8 @@ impl SharedRecvBatch<'_> {
         }
         crate::hint::cold_path();
         self.write_back();
-        // SAFETY: passed on to the caller.
-        let built = unsafe { self.queue.build_slow(wr_id, data) };
+        // SAFETY: the caller's promise.
+        let built = self.queue.build_slow(wr_id, unsafe { Promised::new(data) });
         // Field by field, because a copy of the whole struct would go through memory.
         self.front.head = self.queue.front.head;
         self.front.next = self.queue.front.next;
@@ -652,11 +584,7 @@ impl SharedRecvBatch<'_> {
     #[inline(always)]
     pub unsafe fn build_fast(&mut self, request: impl FnOnce() -> (u64, Sge)) -> bool {
         // SAFETY: places and front are the queue's.
-        let Some(next) = (unsafe { self.front.take_next(&self.places) }) else { return false };
-        let (wr_id, one) = request();
-        // SAFETY: just taken.
-        unsafe { self.front.fill(&self.places, next, wr_id, one.octoword()) };
-        true
+        unsafe { self.front.write_one(&self.places, || in_octowords(request())) }
     }
 
     /// Tells the device of everything built so far.
@@ -668,14 +596,6 @@ impl SharedRecvBatch<'_> {
         // moved out.
         unsafe { core::ptr::read(&batch.queue) }.publish();
     }
-
-    #[inline(always)]
-    pub(crate) fn write_back(&mut self) {
-        let built = self.front.next.since(self.queue.front.next);
-        self.queue.counter = self.queue.counter.wrapping_add(built);
-        self.queue.front.head = self.front.head;
-        self.queue.front.next = self.front.next;
-    }
 }
 
 /// The SGE of a list of one; `None` for other lists, and if it is empty or too long.
@@ -684,17 +604,6 @@ fn only_sge(data: &[Sge]) -> Option<Sge> {
     match data {
         [sge] if sge.is_usual() => Some(*sge),
         _ => None,
-    }
-}
-
-/// Writes the terminator after a list of one SGE, if the entry has space for it.
-///
-/// # Safety
-/// `entry` is valid for `max_sge` octowords.
-unsafe fn terminate(entry: *mut Octoword, max_sge: u8) {
-    if max_sge > 1 {
-        // SAFETY: the entry has space for two.
-        unsafe { entry.add(1).write(octoword(DataSegment::TERMINATOR)) };
     }
 }
 
@@ -711,7 +620,7 @@ unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
     }
     if data.len() < space {
         // SAFETY: there is space for one more.
-        unsafe { entry.add(data.len()).write(octoword(DataSegment::TERMINATOR)) };
+        unsafe { entry.add(data.len()).write(terminator()) };
     }
     // Writes an SGE. Otherwise returns whether the list ends here, and all of it was written.
     let ends_at = |at: usize| match data.get(at) {
@@ -728,22 +637,10 @@ unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
     end.or_else(|| (4..=data.len()).find_map(ends_at)).unwrap_or(true)
 }
 
-/// Writes the SGEs that are not empty, and a terminator. An empty SGE is left out, because it would
-/// mean 2 GiB to the device.
-///
-/// # Safety
-/// `entry` is valid for `max_sge` octowords; `data` was checked.
-unsafe fn write_scatter(entry: *mut Octoword, data: &[Sge], max_sge: u8) {
-    let mut count = 0;
-    for sge in data.iter().filter(|sge| !sge.is_empty()) {
-        // SAFETY: at most `max_sge` SGEs.
-        unsafe { entry.add(count).write(sge.octoword()) };
-        count += 1;
-    }
-    if count < usize::from(max_sge) {
-        // SAFETY: `count` is below `max_sge`.
-        unsafe { entry.add(count).write(octoword(DataSegment::TERMINATOR)) };
-    }
+/// An id and an SGE, as they are written.
+#[inline(always)]
+fn in_octowords((wr_id, sge): (u64, Sge)) -> (u64, Octoword) {
+    (wr_id, sge.octoword())
 }
 
 /// Where an entry has its link.

@@ -108,15 +108,16 @@ pub(super) const fn second_word(word: u32) -> u64 {
 /// The public `unsafe` functions make one of what the caller gives them. What is taken out of it
 /// has the promise, too; nothing else has. So functions that take one need no promise of their own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Promised<X>(X);
+pub(crate) struct Promised<X>(X);
 
 impl<X> Promised<X> {
     /// # Safety
     /// What [`SendQueue::post`](super::SendQueue::post) demands holds for the memory that `named`
     /// names, and for what it lends. For a [`SendRequest`](super::SendRequest) it is what
-    /// [`SendQueue::post_list`](super::SendQueue::post_list) demands.
+    /// [`SendQueue::post_list`](super::SendQueue::post_list) demands, and for the data of a receive
+    /// what `build` of its queue does.
     #[inline(always)]
-    pub(super) unsafe fn new(named: X) -> Self {
+    pub(crate) unsafe fn new(named: X) -> Self {
         Self(named)
     }
 }

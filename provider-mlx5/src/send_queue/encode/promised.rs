@@ -75,7 +75,7 @@ impl<P: Payload> Promised<P> {
 }
 
 /// A request that was encoded before, but for its index and the queue's number.
-pub(in crate::send_queue) trait Image {
+pub(crate) trait Image {
     /// Its blocks.
     fn image(&self) -> &[WideBlock];
 }
