@@ -14,6 +14,7 @@ use super::encode::{Promised, Request, composed, short_blocks};
 use super::encoded::Encoded;
 use super::payload::{Payload, SgeList};
 use super::space::Needed;
+use super::template::control;
 use super::wide::{
     self, Wide, WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
 };
@@ -462,20 +463,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
 impl<T: Transport, R: Register, const N: usize> Open<'_, T, R, N> {
     /// Posts a template's request.
     #[inline(always)]
-    pub(super) fn post<O: Operation>(
-        self,
-        wr_id: u64,
-        template: Promised<&Template<O, N>>,
-        flags: PostFlags,
-    ) {
+    pub(super) fn post(self, wr_id: u64, image: Promised<&[WideBlock; N]>, flags: PostFlags) {
         let Self(queue) = self;
-        let control = queue.stamp(queue.next.place(), template.control(flags));
+        let control = queue.stamp(queue.next.place(), control(&image[..], flags));
         // SAFETY: open so far.
         unsafe {
             if N == 1 {
-                queue.post_lanes(wr_id, control, *template.lanes());
+                queue.post_lanes(wr_id, control, **image);
             } else {
-                queue.post_pairs(wr_id, control, template.lanes());
+                queue.post_pairs(wr_id, control, &image);
             }
         }
     }

@@ -9,6 +9,7 @@ use super::encode::{
 use super::payload::{Inline, PREFIX, Payload, segment_octowords};
 use super::space::{Counted, Needed, Place};
 use super::steps::{Common, Header};
+use super::template::control;
 use super::wide::{
     Wide, WideBlock, copy_ends, copy_few, copy_request, few_rounds, narrow, or, store_block, wide,
 };
@@ -190,28 +191,19 @@ impl<const N: usize> Slots<'_, N> {
         queue: &SendQueue<T, R>,
     ) {
         let Self(next) = self;
-        let own = template.control(flags);
-        let control = or(or(own, wide([first_word(next.place()), 0])), base);
         let image = template.lanes();
+        let own = control(&image[..], flags);
+        let control = or(or(own, wide([first_word(next.place()), 0])), base);
         // SAFETY: the blocks are free, and behind each other.
         unsafe {
             if N == 1 {
                 let [_, second, third, fourth] = image[0];
                 store_block(next.block(), &[control, second, third, fourth]);
             } else {
-                copy_request(control, image, (next.base, next.at));
+                copy_request(control, &image, (next.base, next.at));
             }
             next.enter_built(wr_id, N, queue);
         }
-    }
-}
-
-impl<O: Operation, const N: usize> Promised<&Template<O, N>> {
-    /// All blocks, as they are now: by value, so that lanes that are in registers stay there.
-    #[inline(always)]
-    pub(super) fn all(&self) -> Promised<[WideBlock; N]> {
-        // SAFETY: they name what the template names.
-        unsafe { Promised::new(*self.lanes()) }
     }
 }
 

@@ -114,9 +114,20 @@ impl<const N: usize> Needed<N> {
     /// More than any ring has, and no sum with these overflows.
     pub(super) const NEVER: Self = Self(1 << 24);
 
+    /// Whether the fast path may take the template.
+    pub(super) fn is_ever(self) -> bool {
+        N == 1 || self.0 != Self::NEVER.0
+    }
+
     /// For a request that takes all blocks.
     pub(super) fn all() -> Self {
         if N <= MAX_DIRECT && copies_pairs() { Self(N * WQEBB_SIZE) } else { Self::NEVER }
+    }
+
+    /// The same for a request that takes so many of them.
+    #[inline(always)]
+    pub(super) fn of(self, blocks: usize) -> Self {
+        if blocks == N { self } else { Self::NEVER }
     }
 }
 

@@ -112,7 +112,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         Ok(Template {
             image,
             blocks: blocks as u32,
-            needed: if blocks == BLOCKS { full } else { Needed::NEVER },
+            needed: full.of(blocks),
             full,
             copied: CopiedBytes::new(payload.copied()),
             sge: match payload.only_sge() {
@@ -132,25 +132,39 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         flags: PostFlags,
     ) -> Result<(), PostError> {
         if let Some(open) = self.open_for(template.needed()) {
-            open.post(wr_id, template, flags);
+            open.post(wr_id, template.lanes(), flags);
             return Ok(());
         }
         crate::hint::cold_path();
         if BLOCKS == 1 {
-            return self.post_closed(wr_id, template.all(), flags);
+            // A copy, so that lanes that are in registers stay there.
+            let copy = template.lanes().copied();
+            return self.post_closed(wr_id, copy.by_ref(), 1, template.full, flags);
         }
-        self.post_image(wr_id, template.image(), flags)
+        self.post_closed(wr_id, template.lanes(), template.blocks(), template.full, flags)
     }
 
-    /// [`SendQueue::post_image`] of lanes that may be in registers.
+    /// Posts a template's request where space has to be looked for: a program that keeps its queue
+    /// full posts each request so.
+    #[cold]
     #[inline(never)]
     fn post_closed<const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
-        image: Promised<[WideBlock; BLOCKS]>,
+        image: Promised<&[WideBlock; BLOCKS]>,
+        blocks: usize,
+        full: Needed<BLOCKS>,
         flags: PostFlags,
     ) -> Result<(), PostError> {
-        self.post_image(wr_id, image.by_ref().image(), flags)
+        let needed = full.of(blocks);
+        // Reopened for a request of exactly so many blocks, which follows.
+        if needed.is_ever() && self.reopen_for(BLOCKS as u32) {
+            if let Some(open) = self.open_for(needed) {
+                open.post(wr_id, image, flags);
+                return Ok(());
+            }
+        }
+        self.post_image(wr_id, image.first(blocks), flags)
     }
 
     /// A control segment that says `own` of its request, for one whose counter is at `place` in it.
@@ -206,17 +220,10 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
         &self.image
     }
 
-    /// The first octoword, with more flags.
-    #[inline(always)]
-    pub(super) fn control(&self, flags: PostFlags) -> Wide {
-        let first = self.image.as_flattened().first().copied().unwrap_or(wide([0; 2]));
-        with_flags(first, flags)
-    }
-
     /// The same request with more flags, [`SIGNALED`](PostFlags::SIGNALED) for instance.
     #[inline(always)]
     pub fn with_flags(&self, flags: PostFlags) -> Self {
-        let (control, mut template) = (self.control(flags), *self);
+        let (control, mut template) = (control(&self.image, flags), *self);
         if let [[first, ..], ..] = &mut template.image[..] {
             *first = control;
         }
@@ -249,6 +256,13 @@ impl<O: Operation, const BLOCKS: usize> Template<O, BLOCKS> {
     pub fn octowords(&self) -> impl Iterator<Item = Octoword> {
         self.image().as_flattened().iter().copied().map(narrow)
     }
+}
+
+/// The first octoword, with more flags.
+#[inline(always)]
+pub(super) fn control(image: &[WideBlock], flags: PostFlags) -> Wide {
+    let first = image.as_flattened().first().copied().unwrap_or(wide([0; 2]));
+    with_flags(first, flags)
 }
 
 macro_rules! remote_templates {

@@ -8,9 +8,9 @@ use core::ops::Deref;
 
 use super::{Promised, Request, header};
 use crate::request::{PostError, PostFlags};
-use crate::send_queue::Operation;
 use crate::send_queue::payload::{Inline, Limits, Payload, SgeList};
 use crate::send_queue::wide::WideBlock;
+use crate::send_queue::{Operation, Template};
 
 impl<X> Promised<X> {
     /// The same, by reference.
@@ -80,18 +80,27 @@ pub(crate) trait Image {
     fn image(&self) -> &[WideBlock];
 }
 
-impl<const N: usize> Image for [WideBlock; N] {
-    #[inline(always)]
-    fn image(&self) -> &[WideBlock] {
-        self
-    }
-}
-
 impl<'a, I: Image> Promised<&'a I> {
     /// The blocks of the request.
     #[inline(always)]
     pub(in crate::send_queue) fn image(&self) -> Promised<&'a [WideBlock]> {
         Promised(self.0.image())
+    }
+}
+
+impl<'a, O: Operation, const N: usize> Promised<&'a Template<O, N>> {
+    /// All blocks.
+    #[inline(always)]
+    pub(in crate::send_queue) fn lanes(&self) -> Promised<&'a [WideBlock; N]> {
+        Promised(self.0.lanes())
+    }
+}
+
+impl<'a, const N: usize> Promised<&'a [WideBlock; N]> {
+    /// The first blocks, those that the request takes.
+    #[inline(always)]
+    pub(in crate::send_queue) fn first(&self, blocks: usize) -> Promised<&'a [WideBlock]> {
+        Promised(self.0.get(..blocks).unwrap_or(self.0))
     }
 }
 

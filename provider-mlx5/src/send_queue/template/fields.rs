@@ -6,7 +6,6 @@
 use core::mem::offset_of;
 
 use super::super::encode::{CopiedBytes, second_word};
-use super::super::space::Needed;
 use super::super::wide::{self, Wide, load32, load64, narrow, or, wide};
 use super::super::{EthernetFrame, Operation};
 use super::Template;
@@ -122,7 +121,7 @@ impl<const BLOCKS: usize> Template<EthernetFrame<'static>, BLOCKS> {
         self.patch(INLINE_SIZE / 16, INLINE_SIZE, &length);
         let blocks = octowords.div_ceil(4);
         self.blocks = blocks as u32;
-        self.needed = if blocks == BLOCKS { self.full } else { Needed::NEVER };
+        self.needed = self.full.of(blocks);
         self.copied = CopiedBytes::new(bytes);
         true
     }
