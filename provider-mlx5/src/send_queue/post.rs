@@ -13,7 +13,7 @@ use core::mem::MaybeUninit;
 use super::encode::{Promised, Request, composed, short_blocks};
 use super::encoded::Encoded;
 use super::payload::{Payload, SgeList};
-use super::space::Needed;
+use super::space::{Needed, place_at};
 use super::template::control;
 use super::wide::{
     self, Wide, WideBlock, copy_block, few_rounds, narrow, or, store_blocks, store_composed, wide,
@@ -446,8 +446,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     }
 }
 
-/// A queue whose fast path is open for a template of `N` blocks.
-pub(super) struct Open<'q, T: Transport, R: Register, const N: usize>(&'q mut SendQueue<T, R>);
+/// A queue whose fast path is open for a template of `N` blocks, and the place, which is
+/// [`Next::at`](super::ring::Next::at).
+pub(super) struct Open<'q, T: Transport, R: Register, const N: usize>(
+    &'q mut SendQueue<T, R>,
+    usize,
+);
 
 impl<T: Transport, R: Register> SendQueue<T, R> {
     /// The queue, if its fast path is open for such a template.
@@ -456,7 +460,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         &mut self,
         needed: Needed<N>,
     ) -> Option<Open<'_, T, R, N>> {
-        if self.next.fits(needed) { Some(Open(self)) } else { None }
+        let at = self.next.place_for(needed)?;
+        Some(Open(self, at))
     }
 }
 
@@ -464,14 +469,21 @@ impl<T: Transport, R: Register, const N: usize> Open<'_, T, R, N> {
     /// Posts a template's request.
     #[inline(always)]
     pub(super) fn post(self, wr_id: u64, image: Promised<&[WideBlock; N]>, flags: PostFlags) {
-        let Self(queue) = self;
-        let control = queue.stamp(queue.next.place(), control(&image[..], flags));
+        let Self(queue, at) = self;
+        let control = if N == 1 {
+            queue.stamp(place_at(at), control(&image[..], flags))
+        } else {
+            // Before the first octoword is loaded, because that is part of another instruction
+            // then. SAFETY: the processor copies pairs.
+            let index = unsafe { wide::index(queue) };
+            or(control(&image[..], flags), wide::sum(index, queue.base))
+        };
         // SAFETY: open so far.
         unsafe {
             if N == 1 {
                 queue.post_lanes(wr_id, control, **image);
             } else {
-                queue.post_pairs(wr_id, control, &image);
+                queue.post_pairs(wr_id, at, control, &image);
             }
         }
     }
@@ -503,21 +515,23 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     /// Posts a template's request in stores of 32 bytes.
     ///
     /// # Safety
-    /// As for [`SendQueue::post_lanes`]; the processor
+    /// As for [`SendQueue::post_lanes`], at `at`; the processor
     /// [copies pairs](super::wide::copies_pairs).
     #[inline(always)]
     unsafe fn post_pairs<const BLOCKS: usize>(
         &mut self,
         wr_id: u64,
+        at: usize,
         control: Wide,
         image: &[WideBlock; BLOCKS],
     ) {
-        let to = (self.next.base, self.next.at);
+        let end = at + BLOCKS * WQEBB_SIZE;
+        let to = (self.next.base, end);
         // SAFETY: open so far.
         let head = unsafe { self.enter(wr_id, BLOCKS) };
         let Doorbell { record, register } = &mut self.doorbell;
         register.with(Copying { control, image, to, record, head });
-        self.pass(BLOCKS);
+        self.next.at = end;
     }
 }
 

@@ -112,7 +112,8 @@ impl Next {
     /// The next blocks, for a template; `None` if the fast path is not for it.
     #[inline(always)]
     pub(super) fn open_for<const N: usize>(&mut self, needed: Needed<N>) -> Option<Slots<'_, N>> {
-        if self.fits(needed) { Some(Slots(self)) } else { None }
+        let at = self.place_for(needed)?;
+        Some(Slots(self, at))
     }
 
     /// Moves on over so many blocks.
@@ -175,9 +176,9 @@ impl<O: Operation, P: Payload> Placed<'_, O, P> {
     }
 }
 
-/// `N` blocks that are free and behind each other. If they are several, the processor
-/// [`copies_pairs`](super::wide::copies_pairs).
-pub(super) struct Slots<'n, const N: usize>(&'n mut Next);
+/// `N` blocks that are free and behind each other, and their place, which is [`Next::at`]. If they
+/// are several, the processor [`copies_pairs`](super::wide::copies_pairs).
+pub(super) struct Slots<'n, const N: usize>(&'n mut Next, usize);
 
 impl<const N: usize> Slots<'_, N> {
     /// Stores a template's request, and moves on over it. `base` is the queue's.
@@ -190,7 +191,8 @@ impl<const N: usize> Slots<'_, N> {
         base: Wide,
         queue: &SendQueue<T, R>,
     ) {
-        let Self(next) = self;
+        let Self(next, at) = self;
+        next.at = at;
         let image = template.lanes();
         let own = control(&image[..], flags);
         let control = or(or(own, wide([first_word(next.place()), 0])), base);
@@ -200,7 +202,7 @@ impl<const N: usize> Slots<'_, N> {
                 let [_, second, third, fourth] = image[0];
                 store_block(next.block(), &[control, second, third, fourth]);
             } else {
-                copy_request(control, &image, (next.base, next.at));
+                copy_request(control, &image, (next.base, at + N * WQEBB_SIZE));
             }
             next.enter_built(wr_id, N, queue);
         }

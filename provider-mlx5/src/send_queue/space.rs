@@ -55,7 +55,7 @@ impl Next {
     /// overflow.
     #[inline(always)]
     pub(super) fn place(&self) -> u32 {
-        (self.at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
+        place_at(self.at)
     }
 
     /// Whether requests of so many bytes can be written.
@@ -81,16 +81,26 @@ impl Next {
         wr_id
     }
 
-    /// Whether the fast path takes a template. Of one block the compiler knows how many bytes are
-    /// needed.
+    /// The place, in bytes, if the fast path takes a template there. Of one block the compiler
+    /// knows how many bytes are needed. Of several it knows that once they fit, and works the place
+    /// out from their end, which it has to have.
     #[inline(always)]
-    pub(super) fn fits<const N: usize>(&self, needed: Needed<N>) -> bool {
+    pub(super) fn place_for<const N: usize>(&self, needed: Needed<N>) -> Option<usize> {
         match N {
-            1 => self.has(1),
-            2..=MAX_DIRECT => self.has_bytes(needed.0),
-            _ => false,
+            1 => self.has(1).then_some(self.at),
+            2..=MAX_DIRECT => {
+                let end = self.at + needed.0;
+                likely(end <= self.limit).then_some(end.wrapping_sub(N * WQEBB_SIZE))
+            }
+            _ => None,
         }
     }
+}
+
+/// The counter at a place in bytes, see [`Next::place`].
+#[inline(always)]
+pub(super) fn place_at(at: usize) -> u32 {
+    (at as u32).wrapping_mul(place(1) / WQEBB_SIZE as u32)
 }
 
 /// Closes the fast path when it is dropped.

@@ -11,11 +11,13 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::Block;
+use super::{Block, SendQueue, Transport};
 #[cfg(not(all(target_arch = "x86_64", not(loom))))]
 use crate::barrier;
 use crate::doorbell::DoorbellWord;
+use crate::format::WQEBB_SIZE;
 pub(super) use crate::mapped::Wide;
+use crate::mmio::Register;
 use crate::request::Octoword;
 
 /// Two octowords in one register.
@@ -244,19 +246,20 @@ macro_rules! copy {
     ([$($line:literal),*] $control:ident, $image:ident, $to:ident, $($operands:tt)*) => {
         core::arch::asm!(
             "vinsertf128 ymm0, ymm0, xmmword ptr [{image} + 16], 1",
-            "vmovdqa ymmword ptr [{base} + {at}], ymm0",
+            "vmovdqa ymmword ptr [{base} + {end} - {bytes}], ymm0",
             ".irp i, 1, 2, 3, 4, 5, 6, 7",
             ".if \\i < {pairs}",
             "vmovdqa xmm\\i, xmmword ptr [{image} + 32 * \\i]",
             "vinsertf128 ymm\\i, ymm\\i, xmmword ptr [{image} + 32 * \\i + 16], 1",
-            "vmovdqa ymmword ptr [{base} + {at} + 32 * \\i], ymm\\i",
+            "vmovdqa ymmword ptr [{base} + {end} - {bytes} + 32 * \\i], ymm\\i",
             ".endif",
             ".endr",
             $($line,)*
             "vzeroupper",
             image = in(reg) $image.as_ptr(),
             base = in(reg) $to.0,
-            at = in(reg) $to.1,
+            end = in(reg) $to.1,
+            bytes = const WQEBB_SIZE * N,
             pairs = const 2 * N,
             $($operands)*
             inout("xmm0") $control => _,
@@ -269,11 +272,12 @@ macro_rules! copy {
 }
 
 /// Stores a request to the ring: first `control`, then all octowords of `image` but its first. `to`
-/// is an address and the bytes to add to it, which instructions do by themselves.
+/// is an address and the bytes to add to it, which instructions do by themselves: the sum is where
+/// the request ends.
 ///
 /// # Safety
-/// `N` is at most four. `to` is valid for writes of as many blocks, aligned to 64. The processor
-/// [`copies_pairs`].
+/// `N` is at most four. The memory before that end is valid for writes of as many blocks, and
+/// aligned to 64. The processor [`copies_pairs`].
 #[inline(always)]
 pub(super) unsafe fn copy_request<const N: usize>(
     control: Wide,
@@ -289,7 +293,7 @@ pub(super) unsafe fn copy_request<const N: usize>(
     #[cfg(not(all(target_arch = "x86_64", not(loom))))]
     // SAFETY: the caller's promise.
     unsafe {
-        store_blocks(to.0.wrapping_byte_add(to.1), &stamped(control, image));
+        store_blocks(before::<N>(to), &stamped(control, image));
     }
 }
 
@@ -333,13 +337,55 @@ pub(super) unsafe fn copy_and_ring<const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let image = stamped(control, image);
-        store_blocks(to.0.wrapping_byte_add(to.1), &image);
+        store_blocks(before::<N>(to), &image);
         barrier::to_device();
         record.store(head & 0xffff);
         barrier::before_doorbell();
         store_blocks(half, &image);
         barrier::flush_doorbell();
     }
+}
+
+/// The first octoword of a control segment with only the next request's index. It is made in a
+/// vector register, which takes an instruction less than in another one.
+///
+/// # Safety
+/// The processor [`copies_pairs`].
+#[inline(always)]
+pub(super) unsafe fn index<T: Transport, R: Register>(queue: &SendQueue<T, R>) -> Wide {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: the caller's promise. It reads a field of the queue and a constant.
+    unsafe {
+        let index;
+        core::arch::asm!(
+            "vmovd {index}, dword ptr [{queue} + {head}]",
+            "vpshufb {index}, {index}, xmmword ptr [rip + {order}]",
+            index = out(xmm_reg) index,
+            queue = in(reg) queue,
+            head = const core::mem::offset_of!(SendQueue<T, R>, head),
+            order = sym INDEX,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+        index
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    wide([super::encode::first_word(super::place(queue.head)), 0])
+}
+
+/// Where in a control segment the bytes of the counter are: the lowest third, the next second.
+#[cfg(all(target_arch = "x86_64", not(loom)))]
+static INDEX: Wide = {
+    let mut order = [0xff; 16];
+    (order[1], order[2]) = (1, 0);
+    // SAFETY: same size, and every value is valid in both.
+    unsafe { core::mem::transmute::<[u8; 16], Wide>(order) }
+};
+
+/// Where a request of `N` blocks starts that ends at `to`.
+#[inline(always)]
+#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+fn before<const N: usize>(to: (*mut Block, usize)) -> *mut Block {
+    to.0.wrapping_byte_add(to.1).wrapping_byte_sub(N * WQEBB_SIZE)
 }
 
 /// A request with another first octoword.
