@@ -184,6 +184,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         || !mr.is_changeable
         || (wants(CHANGE_TRANSLATION) && (length == 0 || addr.is_null()))
         || (wants(CHANGE_PD) && pd.is_null())
+        || (access != 0 && !wants(CHANGE_ACCESS))
     {
         refused(libc::EINVAL);
         return ERR_INPUT;

@@ -190,6 +190,10 @@ static void regions(void)
 
 	errno = 0;
 	CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_CMD && errno == EINVAL);
+	/* Rights without the flag that changes them. */
+	errno = 0;
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, pd, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == IBV_REREG_MR_ERR_INPUT);
+	CHECK(errno == EINVAL && ibv_rereg_mr(mr, 0, NULL, NULL, 0, 1) == IBV_REREG_MR_ERR_INPUT);
 	/* Only regions over memory of the program's are changed. */
 	errno = 0;
 	CHECK(null && ibv_rereg_mr(null, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 1) == IBV_REREG_MR_ERR_INPUT);
