@@ -292,7 +292,6 @@ impl<L: Layer, X, R: Register> Listener<L, X, R> {
     }
 
     /// Waits for the next established connection.
-
     ///
     /// # Errors
     /// Errors of making a queue pair, whose peer is refused; `Interrupted` by a signal. The
