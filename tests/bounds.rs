@@ -1,4 +1,4 @@
-//! Requests of no bytes by every operation and in every form, requests that are too long, and
+//! Requests without bytes for every operation and form of data, requests that are too long, and
 //! queues of the smallest and largest sizes.
 
 mod common;
@@ -11,7 +11,7 @@ use uverbs::qp_type::{QueuePairType, Rc, Uc, Ud};
 use uverbs::{Buffer, ErrorKind, Remote, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
-/// No region has this key: without bytes there is nothing to check (specification C9-88).
+/// No region has this key. For a request without bytes it is not checked (specification C9-88).
 const NOWHERE: Remote = Remote { address: 0, rkey: 0 };
 const DATA: Immediate = Immediate([1, 2, 3, 4]);
 
@@ -39,7 +39,7 @@ fn empty<T, O, P>(
     }
 }
 
-/// In each form of data.
+/// Posts an operation without bytes in each form of data.
 fn empty_in_all_forms<T, O>(
     setup: &mut Setup,
     [a, b]: [&mut raw::QueuePair<T>; 2],

@@ -31,7 +31,8 @@ fn masked_swap() -> op::MaskedCompareSwap {
     op::MaskedCompareSwap { remote: REMOTE, compare: 1, compare_mask: 1, swap: 2, swap_mask: 3 }
 }
 
-/// Fills the queue with requests of one operation. They are aborted, so the device never sees them.
+/// Fills the queue with requests of one operation. They are aborted, so the device does not get
+/// them.
 fn holds<T, O, P>(qp: &mut raw::QueuePair<T>, operation: O, payload: P)
 where
     T: QueuePairType + Carries<O>,
@@ -187,7 +188,7 @@ fn receive_queues_hold_what_they_grant() {
     assert!(region.access().contains(ALL_ACCESS));
 }
 
-/// Their slots are apart from each other, and the device may read and write all of them.
+/// Their slots do not overlap, and the device may read and write all of them.
 #[test]
 fn several_slabs_share_a_registration() {
     let setup = Setup::new();

@@ -1,5 +1,5 @@
-//! What the library depends on: without the feature `soft` no software device is in its dependency
-//! graph, and a binary that links the library needs no shared library but libc.
+//! Dependencies of the library: without the feature `soft` its dependency graph does not contain
+//! the software device, and a binary with the library needs only the shared library libc.
 
 mod common;
 
@@ -78,7 +78,7 @@ fn every_dependency_has_a_permissive_licence() {
         all.map(|name| name.trim_matches(['(', ')', ' ']))
             .all(|name| free.contains(&name) || name == "Unicode-3.0")
     };
-    // `A OR B AND C` leaves a choice: one side of the outermost OR is enough.
+    // `A OR B AND C` permits a choice: one side of the outermost OR suffices.
     let permissive = |licence: &str| {
         let (choice, also) = match licence.split_once(") AND ") {
             Some((choice, also)) => (choice, Some(also)),
@@ -92,7 +92,7 @@ fn every_dependency_has_a_permissive_licence() {
     assert!(crates.len() > 50, "{crates:#?}");
 }
 
-/// The software device and the queues share the formats and no other crate.
+/// The software device and the queues share no crate except the formats.
 #[test]
 fn the_software_device_and_the_library_share_no_queue() {
     let soft = tree(&["-p", "uverbs-soft", "--edges", "normal", "--all-features"]);

@@ -1,4 +1,4 @@
-//! A process without file descriptors is told so, not that the machine has no devices.
+//! A process without free file descriptors must get this error, not an empty list of devices.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use uverbs::Error;
 use uverbs::channel::Roots;
 
-/// What `ask` gives while files can have only numbers below `limit`.
+/// The result of `ask` while file descriptors are limited to numbers below `limit`.
 fn with_limit<T>(limit: u64, ask: impl FnOnce() -> T) -> T {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
     setrlimit(Resource::RLIMIT_NOFILE, limit, hard).expect("limit");
@@ -28,7 +28,7 @@ fn device(root: &Path, uverbs: &str, name: &str) {
     fs::write(directory.join("ibdev"), name).expect("file");
 }
 
-/// One test, because the limit is the whole process's.
+/// A single test, because the limit is for the whole process.
 #[test]
 fn a_list_of_devices_without_descriptors_left_names_the_limit() {
     names_the_limit(&with_limit(0, uverbs::devices).expect_err("a list"));
@@ -41,7 +41,7 @@ fn a_list_of_devices_without_descriptors_left_names_the_limit() {
     let roots = Roots::below(&root);
     let all = uverbs::devices_below(&roots).expect("list");
     assert_eq!(all.len(), 2);
-    // Enough for the directory of devices, and for nothing in it.
+    // Enough for the directory of devices, but not for a file in it.
     let free = File::open("/dev/null").expect("file").as_raw_fd() as u64;
     let listed = with_limit(free + 1, || uverbs::devices_below(&roots));
     fs::remove_dir_all(&root).expect("remove");

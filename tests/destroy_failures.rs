@@ -1,5 +1,5 @@
-//! The kernel refuses to destroy an object, for each kind of object. The object still works, no
-//! memory of it is released, and the next attempt succeeds.
+//! For each kind of object, the kernel refuses to destroy it. The object must still work, none of
+//! its memory may be released, and the next attempt must succeed.
 
 mod common;
 
@@ -43,7 +43,7 @@ impl Bench {
         self.context.create_cq(64).build().unwrap()
     }
 
-    /// Makes every command fail that `run` sends; it sends at least one.
+    /// Makes every command fail that `run` sends, and checks that it sends one.
     fn while_commands_fail<R>(&self, errno: Errno, run: impl FnOnce() -> R) -> R {
         (0..50).for_each(|_| self.soft.inject(Fault { moment: Moment::Call(0), errno }));
         let result = run();

@@ -1,6 +1,7 @@
-//! Commands that destroy objects fail while the device exists: no memory that the device may still
-//! reach is given back before the context is closed. These tests have a process without tests that
-//! fork: a process that has forked cannot tell when the kernel closes a file.
+//! Commands that destroy objects fail while the device exists: memory that the device may still
+//! access must not be released before the context is closed. These tests have a separate process
+//! without tests that fork, because after a fork a process cannot know when the kernel closes a
+//! file.
 
 mod common;
 
@@ -19,7 +20,7 @@ use uverbs::qp_type::{RawPacket, Rc, Ud};
 use uverbs::soft::{Errno, Fault, Moment, SoftDevice};
 use uverbs::{Buffer, Context, DestroyError, Device, ErrorKind, ProtectionDomain, op, raw};
 
-/// Errnos of failing commands. Neither proves that the device is gone.
+/// Errnos of failing commands. Neither proves that the device was removed.
 const ERRNOS: [Errno; 2] = [Errno::ENODEV, Errno::EIO];
 /// More failing commands than any destruction sends.
 const MANY: usize = 50;
@@ -94,7 +95,7 @@ impl Bench {
     }
 }
 
-/// Makes an object, fails its destruction with each errno, drops it, and closes the device.
+/// Creates an object, makes its destruction fail with each errno, drops it, and closes the device.
 fn assert_memory_is_kept_until_the_close<T>(
     what: &str,
     make: impl Fn(&Bench) -> T,
@@ -283,7 +284,7 @@ fn only_the_last_event_of_a_removal_says_that_objects_are_gone() {
         let bench = Bench::new();
         let region = bench.pd.register(bench.arena.buffer(4096), ALL_ACCESS).unwrap();
         let live = bench.arena.live();
-        // mlx5_ib reports a firmware failure like this, with a port: all objects still exist.
+        // mlx5_ib reports a firmware failure in this way, with a port. All objects still exist.
         bench.soft.raise(AsyncKind::DeviceFatal, EventObject::Port(1)).unwrap();
         bench.let_commands_fail(errno);
         let failed = region.deregister().unwrap_err();

@@ -72,7 +72,7 @@ fn every_operation_reaches_a_target() {
     let mut qp = initiator(&setup);
     let (_ah, to) = address(&setup, &qp, &server.target.endpoint().to_bytes());
     let to = DcTarget(&to);
-    // SAFETY: the regions outlive the queues, and are looked at through views between requests.
+    // SAFETY: the regions outlive the queues, and are accessed through views between requests.
     unsafe {
         for wr_id in 0..3 {
             server.srq.post(wr_id, &[theirs.sge(1024 * wr_id as usize, 1024).unwrap()]).unwrap();

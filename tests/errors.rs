@@ -11,8 +11,8 @@ use uverbs::{AccessFlags, Buffer, Remote, Sge, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
-/// Options for a quick RNR failure where no receive is posted. The ACK timeout stays long, because
-/// the peer device's thread may have to wait for a processor.
+/// Options for a quick RNR failure if no receive is posted. The ACK timeout stays long, because the
+/// peer device's thread may have to wait for a processor.
 fn impatient<T: QueuePairType>(builder: raw::QpBuilder<T>) -> raw::QpBuilder<T> {
     builder.path(|path| {
         path.timeout = AckTimeout::from_code(16);
@@ -43,7 +43,7 @@ impl Pair {
         unsafe { self.b.post_receive(wr_id, data).unwrap() };
     }
 
-    /// The completion with this id, out of `count` that come.
+    /// The completion with this id among the next `count`.
     fn find(&mut self, wr_id: u64, count: usize) -> WorkCompletion {
         let all = self.setup.completions(count);
         *all.iter().find(|completion| completion.wr_id == wr_id).unwrap()
@@ -220,7 +220,7 @@ fn a_window_with_more_rights_than_its_region_cannot_be_bound() {
     let mut window = foreign.alloc_mw(WindowType::Type2).unwrap();
     // The library checks the region's rights.
     assert!(window.bind(&region, 0, 100, WindowAccess::REMOTE_WRITE).is_err());
-    // Only the device can tell that a key is not a window's.
+    // Only the device can know that a key does not belong to a window.
     let mut own = pair.setup.pd.alloc_mw(WindowType::Type2).unwrap();
     let mut bind = own.bind(&region, 0, 100, WindowAccess::REMOTE_WRITE).unwrap();
     bind.window = region.rkey();

@@ -222,8 +222,8 @@ fn a_limit_fires_once_and_disarms_itself() {
     assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// Receives are posted, consumed and the limit armed anew at the same time: no event is lost, and
-/// none comes without a limit.
+/// Receives are posted and consumed and the limit is armed again, all at the same time. No event
+/// may be lost, and none may occur without a limit.
 #[test]
 fn a_limit_races_with_posts_and_changes() {
     const LIMIT: u32 = 6;
@@ -273,7 +273,7 @@ fn a_limit_races_with_posts_and_changes() {
         assert!(events <= 1 + again, "{events} events in round {round}");
         assert!(events > 0 || limit == LIMIT, "round {round}: an event was lost");
         assert!(limit == 0 || left >= u64::from(LIMIT), "round {round}: {left} left");
-        // All that is left is consumed before the next round.
+        // All remaining receives are consumed before the next round.
         handle.arm_limit(0).unwrap();
         for wr_id in 0..left {
             // SAFETY: no data.
@@ -372,8 +372,7 @@ fn removal_ends_polls_posts_and_waits_and_objects_can_be_destroyed() {
     assert_eq!((event.kind(), event.source()), (EventType::DEVICE_FATAL, EventSource::Device));
     drop(event);
     assert!(setup.context.get_event().is_err());
-    // Posting does no harm: the queue pair is in the error state.
-    // SAFETY: inline data.
+    // Posting is harmless, because the queue pair is in the error state. SAFETY: inline data.
     let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), SIGNALED) };
     assert_eq!(a.state(), State::Err);
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);

@@ -57,8 +57,8 @@ fn every_example_prints_its_result() {
     assert!(run("tokio_echo").contains("200 messages echoed"));
 }
 
-/// A polling loop calls `poll_idle` after an empty poll, or sleeps. `yield_now` would let a
-/// software device make progress too, but on hardware it is a system call for each empty poll.
+/// A polling loop calls `poll_idle` after an empty poll, or sleeps. `yield_now` would also let a
+/// software device make progress, but on hardware it costs a system call for each empty poll.
 #[test]
 fn loops_that_poll_call_poll_idle() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

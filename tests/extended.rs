@@ -43,7 +43,7 @@ fn masked_swaps_compare_and_replace_only_masked_bits() {
         let swap = 0x7777_8888_5555_9999;
         let operation =
             op::MaskedCompareSwap { remote, compare, compare_mask, swap, swap_mask: 0xffff };
-        // SAFETY: both regions outlive the request and are looked at through their views.
+        // SAFETY: both regions outlive the request and are accessed through their views.
         unsafe { a.post_send(1, operation, result(&here), SIGNALED).unwrap() };
         let done = success(&mut setup.cq);
         assert_eq!((done.opcode(), word(&here, 0)), (CompletionOpcode::CompareSwap, start));
@@ -69,7 +69,7 @@ fn masked_additions_do_not_carry_across_field_boundaries() {
     for (field_boundary, add, expected) in cases {
         there.view().write(0, &start.to_ne_bytes()).unwrap();
         let operation = op::MaskedFetchAdd { remote, add, field_boundary };
-        // SAFETY: both regions outlive the request and are looked at through their views.
+        // SAFETY: both regions outlive the request and are accessed through their views.
         unsafe { a.post_send(1, operation, result(&here), SIGNALED).unwrap() };
         let done = success(&mut setup.cq);
         assert_eq!((done.opcode(), word(&here, 0)), (CompletionOpcode::FetchAdd, start));
@@ -204,7 +204,7 @@ fn a_peer_can_invalidate_windows_of_type_2_only() {
 
 #[test]
 fn a_region_with_bound_windows_is_not_deregistered() {
-    // What each device says is its firmware's business.
+    // The syndrome depends on the device's firmware.
     if !common::is_soft() {
         return;
     }

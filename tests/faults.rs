@@ -1,5 +1,5 @@
-//! Each command of a program fails in turn. The test is alone in its process, because it counts the
-//! open descriptors.
+//! Each command of a program fails in turn. The test has a separate process, because it counts open
+//! descriptors.
 
 mod common;
 #[path = "common/program.rs"]

@@ -1,5 +1,5 @@
-//! Each command of each verb fails in turn: the verb has its whole effect or none, and a failed
-//! verb leaks no kernel object, mapping or descriptor.
+//! Each command of each verb fails in turn. The verb must have its whole effect or none, and a
+//! failed verb must not leak a kernel object, mapping or descriptor.
 
 mod common;
 
@@ -42,7 +42,7 @@ const TOO_MANY_INTERRUPTS: usize = 101;
 
 type AtNth = fn(u64) -> Moment;
 
-/// When a command or a mapping can fail.
+/// Where a command or a mapping can fail.
 const MOMENTS: [AtNth; 3] = [Moment::Call, Moment::Completed, Moment::Mapping];
 
 /// Descriptors and mappings belong to the process, so these tests run one after the other.
@@ -59,8 +59,8 @@ struct Inventory {
     descriptors: usize,
 }
 
-/// Pages mapped by this process. Allocators map a few at times, so only growth with every
-/// repetition is a leak.
+/// Pages mapped by this process. Allocators sometimes map a few, so only growth in every repetition
+/// is a leak.
 struct Mapped(u64);
 
 impl Mapped {
@@ -100,7 +100,7 @@ impl Bench {
         }
     }
 
-    /// Runs `verb` with the fault injected; `None` if the verb ended before it met the fault.
+    /// Runs `verb` with the fault injected; `None` if the verb ended before the fault occurred.
     fn with_fault<T>(&self, moment: Moment, errno: Errno, verb: impl FnOnce() -> T) -> Option<T> {
         let times = if errno == Errno::EINTR { TOO_MANY_INTERRUPTS } else { 1 };
         (0..times).for_each(|_| self.soft.inject(Fault { moment, errno }));
@@ -109,7 +109,7 @@ impl Bench {
     }
 }
 
-/// One object of each type, from which the tests make more.
+/// One object of each type, with which the tests create others.
 struct World {
     context: Context,
     pd: ProtectionDomain,
@@ -184,7 +184,7 @@ fn steered(world: &World) -> Result<Steered> {
     Ok((flow, qp))
 }
 
-/// Destroys the rule alone.
+/// Destroys only the rule.
 fn end_rule((flow, qp): Steered) -> std::result::Result<(), DestroyError<Steered>> {
     match flow.destroy() {
         Ok(()) => Ok(()),
@@ -237,7 +237,7 @@ const CREATIONS: &[Verb] = &[
     ("query_srq", |w| boxed(w.srq.query())),
 ];
 
-/// Fails the n-th moment for n = 0, 1, … until the verb succeeds without meeting the fault.
+/// Makes the n-th moment fail for n = 0, 1, … until the verb succeeds without the fault.
 fn fail_each_step(bench: &Bench, world: &World, (name, verb): Verb, moment: AtNth, errno: Errno) {
     for nth in 0.. {
         world.run_to_idle();
@@ -621,7 +621,7 @@ fn a_change_reported_as_failed_but_made_accesses_no_freed_memory() {
         let changed = bench.with_fault(made, errno, || region.change_buffer(buffer)).unwrap();
         assert_eq!(changed.unwrap_err().errno(), errno as i32);
     }
-    // Of two resizes that failed, only a completion shows which was carried out.
+    // After two failed resizes, only a completion shows which was executed.
     let mut resize = |moment, entries| {
         bench.with_fault(moment, Errno::EIO, || world.cq.resize(entries)).unwrap().unwrap_err();
     };
@@ -635,8 +635,8 @@ fn a_change_reported_as_failed_but_made_accesses_no_freed_memory() {
     world.cq.resize(200).unwrap();
     assert_eq!(world.cq.capacity(), 255);
 
-    // Whichever buffer the old key names, it still exists.
-    // SAFETY: inline data; the region outlives the request.
+    // Whichever buffer the old key refers to still exists. SAFETY: inline data; the region outlives
+    // the request.
     unsafe { a.post_send(2, op::Write(target), Inline(&[1]), SIGNALED).unwrap() };
     assert_eq!(common::completion(&mut world.cq).wr_id, 2);
     region.deregister().unwrap();

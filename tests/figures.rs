@@ -1,4 +1,4 @@
-//! The figures in README and docs are the benchmarks' counts.
+//! Checks that the figures in README and docs are the benchmarks' counts.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! A device that reports completions at random. No slot of the safe layer is given out twice, and
-//! no code writes into a slot that the program holds.
+//! A device reports random completions. The safe layer must not return a slot twice, and no code
+//! may write to a slot that the program has.
 
 mod common;
 
@@ -61,7 +61,7 @@ fn leaked(rings: &Arc<Mutex<Vec<usize>>>) -> QueueMemory {
     })
 }
 
-/// What is filled into a slot while the program holds it.
+/// Fills a slot with a mark that it must keep while the program has it.
 fn mark(slot: &mut Slot, mark: u8) {
     slot.set_len(BYTES);
     slot.fill(mark);
@@ -70,7 +70,7 @@ fn mark(slot: &mut Slot, mark: u8) {
 struct World {
     chance: Prng,
     rings: [Ring; 2],
-    /// The first one is of all sends and some receives.
+    /// The first one is for all sends and some receives.
     cqs: [CompletionQueue; 2],
     pairs: Vec<QueuePair<Rc>>,
     srq: SharedReceiveQueue,
@@ -79,7 +79,7 @@ struct World {
     pd: ProtectionDomain,
     /// Slots of the program by their addresses, with their marks.
     held: HashMap<usize, (Slot, u8)>,
-    /// Completions that gave a slot back.
+    /// Completions that returned a slot.
     completed: usize,
 }
 
@@ -124,13 +124,13 @@ impl World {
         if self.chance.below(3) == 0 {
             builder = builder.shared_receive_queue(self.srq.handle());
         }
-        // No answer comes, and it is waited for without end.
+        // The peer does not answer, and the device waits forever.
         let mut pair = builder.path(|path| path.timeout = AckTimeout::INFINITE).build().unwrap();
         pair.connect(&self.peer).unwrap();
         pair
     }
 
-    /// Takes a slot that the library gives out.
+    /// Stores a slot that the library has returned.
     fn keep(&mut self, mut slot: Slot) {
         let new = self.chance.next() as u8;
         mark(&mut slot, new);
@@ -268,14 +268,14 @@ impl World {
             30..60 => 2,
             60 => 13,
             61 => 14,
-            // Not 15, by which an entry counts as not written yet.
+            // Not 15, which marks an entry as not written yet.
             _ => chance.below(15) as u8,
         };
         let format = if chance.below(8) == 0 { chance.below(4) as u8 } else { 0 };
         self.rings[which].produce(cqe, opcode, format);
     }
 
-    /// Ends the queues, and returns the number of slots that came back by completions.
+    /// Drops the queues, and returns the number of slots that completions returned.
     fn end(mut self) -> usize {
         self.pairs.clear();
         [0, 1].into_iter().for_each(|which| self.drain(which));

@@ -1,4 +1,4 @@
-//! Receive queues of frames: lending, returning and keeping buffers, counting, waiting.
+//! Receive queues of frames: borrowing, returning and keeping buffers, counting, waiting.
 //!
 //! The tests need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 
@@ -146,7 +146,7 @@ impl<C: Clock> Line<C> {
         self.rx.poll().unwrap()
     }
 
-    /// Sends a frame to another queue pair and waits for it: then all earlier frames have been
+    /// Sends a frame to another queue pair and waits for it. All earlier frames have then been
     /// handled.
     fn catch_up(&mut self) {
         let address = self.wire.mac;
@@ -210,7 +210,7 @@ fn buffers_return_to_the_queue_for_many_laps() {
         line.send(i, 50);
         assert_eq!(line.next(), i);
     }
-    // A leaked frame does not return its buffer, and the next call lends the same frame again.
+    // A leaked frame does not return its buffer, and the next call returns the same frame again.
     line.send(100, 50);
     assert!(line.rx.wait(0, Some(PATIENCE)).unwrap());
     std::mem::forget(line.rx.poll().unwrap());

@@ -8,7 +8,7 @@ use uverbs::qp_type::Ud;
 use uverbs::{Gid, PollError, op};
 
 /// A member of a multicast group cannot be destroyed (EBUSY), so the queue pair still receives. Its
-/// completions must not be taken for those of a new queue pair.
+/// completions must not be mistaken for those of a new queue pair.
 #[test]
 fn completions_of_an_undestroyed_queue_pair_are_not_a_new_queue_pairs() {
     const ZOMBIE: u64 = 1;

@@ -338,8 +338,8 @@ fn a_completion_queue_grows_under_load() {
     }
 }
 
-/// Requests that were posted before have their completions, however rarely the device's thread
-/// runs. Hardware needs its time for them.
+/// Earlier requests may still complete, at whatever time: the device's thread may run rarely, and
+/// hardware takes time.
 #[test]
 fn a_completion_queue_does_not_get_too_small_for_its_completions() {
     let mut setup = Setup::new();

@@ -1,5 +1,5 @@
-//! The less common objects and attributes: device memory, clock, counters, allocators, moderation,
-//! migration. And errors for features that the device lacks, before an object is created.
+//! Less common objects and attributes: device memory, clock, counters, allocators, moderation,
+//! migration; and errors for features that the device does not have, before an object is created.
 
 mod common;
 
@@ -143,7 +143,7 @@ fn reading_counters_without_a_steering_rule_is_an_error() {
     counters.destroy().unwrap();
 }
 
-/// An allocator that counts the buffers it has lent.
+/// An allocator that counts the buffers that are in use.
 fn counted(given: &Arc<AtomicUsize>) -> QueueMemory {
     let given = given.clone();
     QueueMemory::new(move |length, purpose| {

@@ -27,7 +27,7 @@ const SIDE: Field<[u8; 3], 95> = Field::new();
 /// Bytes of an order's frame.
 const LENGTH: usize = 98;
 
-/// A queue that sends orders, and one that gets them.
+/// A queue that sends orders, and one that receives them.
 struct Desk<C: Clock> {
     tx: TxQueue<C>,
     rx: RxQueue,
@@ -361,7 +361,7 @@ fn the_end_of_a_long_frame_is_gathered_from_memory() {
     assert_eq!(slab.free(), 4);
 }
 
-/// Frames of another queue's templates take more space than this queue has for each of its own.
+/// Frames of another queue's templates are larger than this queue's entries.
 #[test]
 fn a_template_too_long_for_the_queue_is_refused_and_shorter_ones_do_not_block_it() {
     let Some(setup) = setup() else { return };
@@ -478,7 +478,7 @@ fn a_send_queue_has_its_own_rate_and_burst() {
     let order = desk.order();
     desk.tx.send(1, &order).unwrap();
     assert!(desk.next().1);
-    // The software device paces, but does not bound bursts.
+    // The software device limits the rate, but not bursts.
     let refused = |tx: &mut TxQueue, limit| {
         let error = tx.modify_rate_limit(limit).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

@@ -109,7 +109,8 @@ fn removing_the_device_ends_every_wait_and_objects_can_be_destroyed() {
     let nothing = setup.context.get_event().unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::DeviceGone, "nothing comes after the end");
     assert_eq!(setup.context.try_get_event().unwrap_err().kind(), ErrorKind::DeviceGone);
-    // SAFETY: inline data. The doorbell page of the device is gone; the stores must be harmless.
+    // SAFETY: inline data. The device's doorbell page no longer exists; the stores must be
+    // harmless.
     let _ = unsafe { a.post_send(1, op::Send, Inline(b"x"), PostFlags::SIGNALED) };
     assert_eq!(a.state(), State::Err);
     assert_eq!(setup.cq.poll().unwrap_err(), PollError::DeviceRemoved);

@@ -1,4 +1,5 @@
-//! The device is removed while a thread is inside a verb that waits. Each ends, and says why.
+//! The device is removed while a thread is inside a verb that waits. Each verb must return, with
+//! the reason.
 
 mod common;
 
@@ -24,7 +25,7 @@ fn device() -> (Arc<SoftDevice>, Context) {
     (soft, context)
 }
 
-/// Removes the device while another thread is in `wait`, or about to be.
+/// Removes the device while another thread is in `wait`, or about to call it.
 fn ends<T: Send + 'static>(soft: &SoftDevice, wait: impl FnOnce() -> T + Send + 'static) -> T {
     let ((begun, begins), (ended, end)) = (mpsc::channel(), mpsc::channel());
     thread::spawn(move || {
@@ -71,7 +72,7 @@ fn waits_for_completions_and_events() {
         let _ = may_acknowledge.recv();
         drop(event);
     });
-    // The event is the program's, also when the device is gone.
+    // The program still has the event after the device is removed.
     let destroyed = ends(&soft, move || {
         let late = cq.destroy_within(Duration::from_millis(50)).unwrap_err();
         assert_eq!(late.error.kind(), ErrorKind::TimedOut, "{late}");
@@ -119,7 +120,7 @@ fn waits_for_peers() {
     let (soft, context) = device();
     let mut listening = listener(&context);
     is_gone(&ends(&soft, move || listening.accept().map(drop)).unwrap_err());
-    // Nothing accepts.
+    // No listener accepts.
     for timeout in [PATIENCE, Duration::MAX] {
         let (soft, context) = device();
         let listening = listener(&context);

@@ -81,7 +81,7 @@ fn the_handler_counts_each_kind_of_fault() {
     let corrupt = Replay::new(recording(), &Disturbances { corrupt: 50_000, ..none });
     let handler = handled(&corrupt);
     let intact = arrivals(&corrupt).filter(|arrival| arrival.change == Change::Intact).count();
-    // Damage of the source MAC address goes through: no checksum covers it.
+    // A frame with a damaged source MAC address arrives, because no checksum covers it.
     assert!(handler.quotes.len() as u64 + handler.old >= intact as u64);
     assert!(handler.gaps <= 1000 - intact as u64, "a damaged number was believed");
     assert_ne!(handler.rx.counters().rejected, 0);

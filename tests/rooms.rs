@@ -1,4 +1,5 @@
-//! The rooms of the library: each uses only rooms below it, and ARCHITECTURE.md lists them.
+//! Checks that each room (top-level module) of the library uses only rooms below it, and that
+//! ARCHITECTURE.md lists them.
 
 #[path = "common/sources.rs"]
 mod sources;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 const ROOMS: &[&str] =
     &["host", "mlx5", "device", "devx", "memory", "cq", "srq", "qp", "flow", "ethernet", "cm"];
 
-/// Files beside the rooms. Only `error` may be used by a room; the others gather what rooms offer.
+/// Files outside of the rooms. Rooms may use only `error`; the others re-export items of rooms.
 const BESIDE: &[&str] = &["error.rs", "lib.rs", "raw.rs", "safe.rs", "tokio.rs"];
 
 #[test]

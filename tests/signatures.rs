@@ -1,6 +1,6 @@
-//! Names for users. No public signature of the library has a type of the kernel's ABI, of `nix` or
-//! of the software device, unless the library exports the type. And a search of the documentation
-//! for any C function of docs/from-libibverbs.md finds its counterpart.
+//! Checks names that users see. Public signatures of the library contain no types of the kernel's
+//! ABI, of `nix` or of the software device, unless the library exports them. And a search of the
+//! documentation for any C function of docs/from-libibverbs.md finds its counterpart.
 
 #[path = "common/sources.rs"]
 mod sources;

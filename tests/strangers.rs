@@ -110,8 +110,8 @@ fn packets_of_every_psn_from_another_address_do_not_affect_a_connection() {
         (b.query().unwrap().state, b.query().unwrap().receive_psn),
         (State::Rts, info.receive_psn)
     );
-    // The connection goes on.
-    // SAFETY: the region outlives the request and is not touched meanwhile.
+    // The connection still works. SAFETY: the region outlives the request and is not touched
+    // meanwhile.
     unsafe { a.post_send(1, op::Write(remote), Inline(b"good"), PostFlags::SIGNALED).unwrap() };
     assert_eq!(success(&mut setup.cq).wr_id, 1);
     assert_eq!(region.view().to_vec()[..4], *b"good");

@@ -90,11 +90,11 @@ const PHRASES: &[(&str, &str)] = &[
     ("lies inside", "is inside"),
 ];
 
-/// Words that make a comparison of a negation before a noun, as "longer" does.
+/// Comparatives, before which `no` is plain, as in "no longer".
 const COMPARISONS: &[&str] =
     &["longer", "more", "less", "larger", "smaller", "shorter", "better", "worse", "faster"];
 
-/// Words that no item is named with.
+/// Words that names of items must not contain.
 const NAMES: &[&str] = &[
     "nobody", "somebody", "piece", "pieces", "wish", "wishes", "attend", "settle", "seldom",
     "grave", "bury", "gate", "admit", "expel", "behind", "ahead", "room",
@@ -186,13 +186,13 @@ fn check_rust(text: &str, own: bool) -> Vec<Finding> {
     findings
 }
 
-/// The text of a Rust file, with line numbers, sorted by what it is.
+/// The text of a Rust file by kind, with line numbers.
 #[derive(Default)]
 struct Parts {
     comments: Vec<(usize, String)>,
     strings: Vec<(usize, String)>,
     code: Vec<(usize, String)>,
-    /// Inside a string literal: how it ends.
+    /// The end of the current string literal, if inside one.
     ends_with: Option<String>,
 }
 
@@ -227,7 +227,7 @@ impl Parts {
     }
 }
 
-/// A string literal that starts here: the bytes before its contents, and how it ends.
+/// For a string literal that starts here: the number of bytes before its contents, and its end.
 fn literal_start(text: &str, before: &str) -> Option<(usize, String)> {
     let in_word = before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
     if let Some(raw) = text.strip_prefix('r').filter(|_| !in_word || before.ends_with('b')) {
@@ -238,8 +238,8 @@ fn literal_start(text: &str, before: &str) -> Option<(usize, String)> {
     text.starts_with('"').then(|| (1, "\\".to_owned()))
 }
 
-/// The contents of a literal on this line, and what follows it if it ends here. The end `\` is that
-/// of an ordinary literal: the first quotation mark that is not escaped.
+/// The contents of a literal on this line, and the rest of the line if it ends here. The end `\`
+/// means an ordinary literal, which ends at the first unescaped quotation mark.
 fn split_literal<'t>(text: &'t str, end: &str) -> (&'t str, Option<&'t str>) {
     if end != "\\" {
         return match text.split_once(end) {
@@ -257,7 +257,7 @@ fn split_literal<'t>(text: &'t str, end: &str) -> (&'t str, Option<&'t str>) {
     (text, None)
 }
 
-/// The length of a character literal that starts here; a lifetime is none.
+/// The length of a character literal that starts here; `None` for a lifetime.
 fn character_literal(text: &str) -> Option<usize> {
     let inner = text.strip_prefix('\'')?;
     let start = usize::from(inner.starts_with('\\'));
@@ -266,7 +266,7 @@ fn character_literal(text: &str) -> Option<usize> {
     inner[end..].starts_with('\'').then_some(end + 2)
 }
 
-/// The phrases in lines of prose. A phrase may go on in the next line, if that is prose too.
+/// Finds phrases in lines of prose. A phrase may continue on the next line, if that is also prose.
 fn phrases(lines: &[(usize, String)]) -> Vec<Finding> {
     let mut words: Vec<(usize, String)> = Vec::new();
     for (line, text) in lines {
@@ -288,7 +288,7 @@ fn phrases(lines: &[(usize, String)]) -> Vec<Finding> {
     findings
 }
 
-/// Whether a noun is negated by `no` behind a verb, as in `zero is no port`. After "there" that is
+/// Whether a noun is negated by `no` after a verb, as in `zero is no port`. After "there" this is
 /// plain.
 fn negates_a_noun(words: &[(usize, String)], at: usize) -> bool {
     let word = |at: usize| words.get(at).map_or(".", |(_, word)| word.as_str());
@@ -317,7 +317,7 @@ fn words_of(text: &str) -> impl Iterator<Item = String> {
     words.into_iter()
 }
 
-/// Definitions whose name has a word of [`NAMES`].
+/// Definitions whose name contains a word of [`NAMES`].
 fn names(code: &[(usize, String)]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, code) in code {

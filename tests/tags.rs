@@ -1,5 +1,5 @@
-//! Tag matching SRQs, on an InfiniBand port: lists of tags, messages that their entries take,
-//! messages that they do not, and what is refused.
+//! Tag matching SRQs, on an InfiniBand port: lists of tags, messages that match an entry or none,
+//! and refused calls.
 
 mod common;
 
@@ -43,7 +43,7 @@ struct Tags {
     srq: raw::SharedReceiveQueue,
     client: raw::QueuePair<Rc>,
     client_cq: raw::CompletionQueue,
-    /// Changes that were asked for.
+    /// Changes that were posted.
     changes: u64,
 }
 
@@ -93,7 +93,7 @@ impl Tags {
         handle
     }
 
-    /// Has the client send a message, and waits for its completion.
+    /// Makes the client send a message, and waits for its completion.
     fn send(&mut self, operation: u8, tag: u64, data: &[u8]) -> Status {
         let message = message(operation, tag, data);
         // SAFETY: inline data.
@@ -108,7 +108,7 @@ impl Tags {
         done
     }
 
-    /// Sends a message that the entry of this tag takes, into the buffer at `place`.
+    /// Sends a message that matches this entry, and checks its data in the buffer at `place`.
     fn takes(&mut self, entry: u64, tag: u64, place: usize) {
         let data = [tag as u8; 20];
         assert_eq!(self.send(EAGER, tag, &data), Success);
@@ -199,7 +199,8 @@ fn an_unexpected_message_stops_matching_until_the_device_is_told_of_it() {
     assert_eq!(received, message(EAGER, 9, b"early"));
     assert_eq!(tags.send(NO_TAG, 9, b"other"), Success);
     tags.expect(0x501, Success, NoTagRecv);
-    // The program added the entry before it knew of the message, so that it may be meant for it.
+    // The program added the entry before it knew of the message, so the message may be intended for
+    // it.
     tags.add(9, u64::MAX, 0).unwrap();
     assert!(tags.expect(1, Success, TagAdd).asks_for_tag_sync());
     assert_eq!(tags.send(EAGER, 9, b"again"), Success);

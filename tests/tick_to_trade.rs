@@ -1,6 +1,5 @@
-//! The path from a tick to a trade makes no system call and no allocation: the kernel kills the
-//! example's trading thread at its first system call, and the allocator aborts at its first
-//! allocation.
+//! Checks that the path from a tick to a trade makes no system call and no allocation: the kernel
+//! kills the example's trading thread at a system call, and the allocator aborts at an allocation.
 //!
 //! The software device makes progress in its own thread. The trading thread cannot end without a
 //! system call, so it sets a flag when it is done, and spins until the process exits.
@@ -23,7 +22,7 @@ use uverbs::soft::SoftDevice;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Quotes that are sent before the exchange waits for the desk.
 const BURST: u64 = 20;
-/// Environment variable of the child process: what the trading thread does besides trading.
+/// Environment variable of the child process: an additional action of the trading thread.
 const ROLE: &str = "UVERBS_TRADING_THREAD";
 
 thread_local!(static TRADES: Cell<bool> = const { Cell::new(false) });

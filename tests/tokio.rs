@@ -65,7 +65,7 @@ async fn a_task_waits_for_slots() {
 async fn no_wake_up_is_lost_between_two_tasks() {
     const ROUNDS: u64 = 3000;
     let ((a, cq_a), (b, cq_b)) = ends(&common::open());
-    // Each end sleeps until the other's message arrives, so one lost wake-up stops both for ever.
+    // Each end sleeps until the other's message arrives, so one lost wake-up stops both forever.
     let play = |(mut qp, mut cq): End, serves: bool| async move {
         // SAFETY: no memory is named.
         unsafe { qp.post_receive(0, &[]).unwrap() };
@@ -130,7 +130,7 @@ async fn several_completions_come_together() {
     assert_eq!(ids, [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// Takes things that are always there. Another task of the same thread has to run meanwhile.
+/// Repeats a wait that is always ready. Another task of the same thread must run meanwhile.
 async fn leaves_others_their_turn(mut takes: impl AsyncFnMut()) {
     // The first one may have to wait.
     takes().await;

@@ -188,7 +188,7 @@ fn new_rules_move_frames_to_a_new_table_without_a_gap() {
     first.destroy().unwrap();
     wire.send(PLAIN, &frame);
     assert_eq!(arrived(&context, &mut new.0).0, frame);
-    // Dropping the target dropped its handle of the table, and no other.
+    // Dropping the target dropped only its own handle of the table.
     old.1.destroy().unwrap();
 }
 
@@ -236,8 +236,8 @@ fn count(queues: &mut [RxQueue], seen: &mut Seen) {
     }
 }
 
-/// Another thread sends frames to the group, or to the port's own address, while the places of two
-/// queues in the table change again and again. Returns how often each frame arrived.
+/// Another thread sends frames to the group, or to the port's own address, while the entries of two
+/// queues in the table change repeatedly. Returns how often each frame arrived.
 fn rebalance_under_load(
     rule: impl Traffic + Send + Sync + Copy + 'static,
     group: Option<[u8; 6]>,

@@ -31,7 +31,7 @@ fn scoped(address: &str, interface: &str) -> SocketAddr {
     }
 }
 
-/// A listener at the other end, and its port.
+/// A listener at the far end, and its port.
 fn listen(ends: &Ends, address: String) -> (Listener, u16) {
     let context = context(&ends.there);
     far(ends).run(move || {
@@ -42,7 +42,7 @@ fn listen(ends: &Ends, address: String) -> (Listener, u16) {
     })
 }
 
-/// Connects to the far end: its connection and the one here.
+/// Connects to the far end, and returns the connection there and the one here.
 fn connect(ends: &Ends, to: &str) -> (Connection, Connection) {
     let (mut listener, port) = listen(ends, to.to_owned());
     let (context, mut to) = (context(&ends.near), scoped(to, "near"));
@@ -111,7 +111,8 @@ fn connections_by_link_local_addresses_cross_namespaces() {
     connections_cross(name, "fe80::1", "fe80::2");
 }
 
-/// As on a kernel. libfabric's listeners bind to 127.0.0.1 first, and need not to find a device.
+/// As with a kernel. libfabric's listeners first bind to 127.0.0.1, and require that no device is
+/// found for this address.
 #[test]
 fn the_loopback_address_is_a_wildcard_where_no_device_is_at_one() {
     let name = "connections::the_loopback_address_is_a_wildcard_where_no_device_is_at_one";

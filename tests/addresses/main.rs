@@ -1,7 +1,7 @@
-//! Software devices at addresses of interfaces, in network namespaces that each test makes itself.
+//! Software devices at addresses of interfaces, in network namespaces that each test creates.
 //!
-//! A test runs itself again in a user and network namespace (`unshare`), where it may make
-//! interfaces. Where that is forbidden it says so and is skipped; if `CI` is set it fails.
+//! A test runs itself again in a user and network namespace (`unshare`), where it may create
+//! interfaces. If that is forbidden it prints so and is skipped; with `CI` set it fails.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -54,8 +54,8 @@ pub(crate) struct Far {
 }
 
 impl Far {
-    /// Makes the namespace and the cable: `near` here, `far` there, both up, with this MTU and
-    /// addresses 10.9.0.1 and 10.9.0.2, fd09::1 and fd09::2, fe80::1 and fe80::2.
+    /// Creates the namespace and the cable: interface `near` here, `far` there, both up, with these
+    /// MTUs and addresses 10.9.0.1 and 10.9.0.2, fd09::1 and fd09::2, fe80::1 and fe80::2.
     pub(crate) fn new(mtu: [u32; 2]) -> Self {
         let (tasks, queue): (Sender<Task>, Receiver<Task>) = channel();
         let (say, told) = channel();
@@ -132,7 +132,7 @@ impl End {
     }
 }
 
-/// Two devices, the second one perhaps in another namespace.
+/// Two devices. The second one may be in another namespace.
 pub(crate) struct Ends {
     pub(crate) near: End,
     pub(crate) there: End,

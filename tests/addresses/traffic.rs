@@ -144,9 +144,9 @@ fn a_connection_uses_the_smaller_mtu() {
     });
 }
 
-/// The device sends packets to one destination in one message, which the kernel segments. The
-/// kernel refuses the message if one packet exceeds the MTU, which was lowered meanwhile. The
-/// device then sends the other packets.
+/// The device passes several packets for one destination to the kernel in one message. The kernel
+/// refuses all of them if one exceeds the MTU, which was lowered meanwhile. The device then sends
+/// the other packets.
 #[test]
 fn only_packets_longer_than_a_lowered_mtu_are_lost() {
     inside("traffic::only_packets_longer_than_a_lowered_mtu_are_lost", || {
@@ -206,7 +206,7 @@ fn a_device_shows_its_address_and_its_interface() {
     });
 }
 
-/// Until the interface is running, the kernel drops packets, neighbour solicitations among them.
+/// Until the interface is running, the kernel drops packets, including neighbour solicitations.
 #[test]
 fn a_device_waits_until_its_interface_has_started() {
     inside("traffic::a_device_waits_until_its_interface_has_started", || {

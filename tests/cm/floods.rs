@@ -36,8 +36,8 @@ impl Peer {
         Self { id, channel, qp }
     }
 
-    /// One whose request the listener has handled.
-    fn heard(listener: &mut Listener, context: &Context, to: SocketAddr) -> Self {
+    /// A peer whose request the listener has handled.
+    fn handled(listener: &mut Listener, context: &Context, to: SocketAddr) -> Self {
         let peer = Self::asking(context, to);
         handle_event(listener);
         peer
@@ -65,7 +65,7 @@ impl Peer {
 }
 
 /// A listener with space for two half-open peers and two waiting ones, its address, and the number
-/// of queue pairs it has created.
+/// of queue pairs that it has created.
 fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<AtomicUsize>) {
     let made = Arc::new(AtomicUsize::new(0));
     let counted = made.clone();
@@ -83,7 +83,7 @@ fn narrow(context: &Context, address: SocketAddr) -> (Listener, SocketAddr, Arc<
     (listener, to, made)
 }
 
-/// A listener with space for four half-open peers and so many waiting ones, and its address.
+/// A listener with space for four half-open peers and `backlog` waiting ones, and its address.
 fn wide(context: &Context, backlog: u32) -> (Listener, SocketAddr) {
     let builder = Listener::builder().context(context).half_open(4).backlog(backlog);
     let listener = builder.bind(address_of(context)).unwrap();
@@ -106,12 +106,12 @@ pub(crate) fn handle_event(listener: &mut Listener) {
     assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
 }
 
-/// The peer has connected and may have sent something, before its end is the first news of it.
+/// The peer may have connected and sent messages before its end is the first event that arrives.
 #[test]
 fn a_peer_whose_confirmation_is_lost_is_accepted() {
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
-    let mut peer = Peer::heard(&mut listener, &context, to);
+    let mut peer = Peer::handled(&mut listener, &context, to);
     assert!(peer.was_accepted());
     peer.confirm();
     assert!(matches!(next(listener.channel()).kind, EventKind::Established));
@@ -133,9 +133,9 @@ fn without_a_descriptor() {
     }
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
-    let mut peer = Peer::heard(&mut listener, &context, to);
+    let mut peer = Peer::handled(&mut listener, &context, to);
     assert!(peer.was_accepted());
-    let mut second = Peer::heard(&mut listener, &context, to);
+    let mut second = Peer::handled(&mut listener, &context, to);
     assert!(second.was_accepted());
     peer.confirm();
     second.confirm();
@@ -152,7 +152,7 @@ fn without_a_descriptor() {
 fn peers_that_do_not_confirm_are_bounded() {
     let (context, address) = device_and_address();
     let (mut listener, to, made) = narrow(&context, address);
-    let mut ask = || Peer::heard(&mut listener, &context, to);
+    let mut ask = || Peer::handled(&mut listener, &context, to);
     let mut open = [ask(), ask()];
     assert!(open.iter().all(Peer::was_accepted));
     let (mut first, second) = (ask(), ask());
@@ -176,7 +176,7 @@ fn peers_that_do_not_confirm_are_bounded() {
     drop(server);
 }
 
-/// The function that makes queue pairs panics for more peers than may be half open.
+/// The function that creates queue pairs panics for more peers than may be half open.
 #[test]
 fn a_panic_of_the_program_takes_no_place_of_a_peer() {
     let (context, address) = device_and_address();
@@ -200,14 +200,14 @@ fn a_panic_of_the_program_takes_no_place_of_a_peer() {
         assert!(catch_unwind(accept).is_err());
         assert_eq!(peer.refusal().reason, RejectReason::BY_PROGRAM);
     }
-    let mut peer = Peer::heard(&mut listener, &context, to);
+    let mut peer = Peer::handled(&mut listener, &context, to);
     assert!(peer.was_accepted());
     peer.confirm();
     drop(listener.accept_until(Instant::now() + PATIENCE).unwrap());
 }
 
-/// The function that makes queue pairs panics for a waiting peer, which takes the place of one that
-/// has just confirmed. The next peer that waits is accepted by the same call.
+/// The function that creates queue pairs panics for a waiting peer, which follows one that has just
+/// confirmed. The same call accepts the next waiting peer.
 #[test]
 fn a_panic_for_a_waiting_peer_loses_no_connection() {
     let (context, address) = device_and_address();
@@ -224,7 +224,7 @@ fn a_panic_for_a_waiting_peer_loses_no_connection() {
     });
     let mut listener = listener.unwrap();
     let to = listener.local_address().unwrap();
-    let mut ask = || Peer::heard(&mut listener, &context, to);
+    let mut ask = || Peer::handled(&mut listener, &context, to);
     let (mut first, second, third) = (ask(), ask(), ask());
     let EventKind::ConnectResponse(reply) = next(&first.channel).kind else { panic!() };
     assert!(second.has_no_answer());
@@ -245,7 +245,7 @@ fn a_panic_for_a_waiting_peer_loses_no_connection() {
 fn silent_peers_leave_places_for_other_addresses() {
     let [here, silent, honest] = devices();
     let (mut listener, to) = wide(&here, 4);
-    let mut ask = |from: &Context| Peer::heard(&mut listener, from, to);
+    let mut ask = |from: &Context| Peer::handled(&mut listener, from, to);
     let open: Vec<Peer> = (0..3).map(|_| ask(&silent)).collect();
     assert!(open.iter().all(Peer::was_accepted));
     let waiting: Vec<Peer> = (0..4).map(|_| ask(&silent)).collect();
@@ -259,13 +259,13 @@ fn silent_peers_leave_places_for_other_addresses() {
     assert!(waiting[..3].iter().all(Peer::has_no_answer));
 }
 
-/// Silent peers of two addresses have all places. A peer of a third address gets the place of the
-/// oldest one once that has been silent for long, and the others keep theirs.
+/// Silent peers of two addresses have all places. After a timeout, a peer of a third address gets
+/// the place of the oldest one, and the others keep theirs.
 #[test]
 fn silent_peers_of_two_addresses_keep_no_third_one_out() {
     let [here, one, other, honest] = devices();
     let (mut listener, to) = wide(&here, 8);
-    let mut ask = |from: &Context| Peer::heard(&mut listener, from, to);
+    let mut ask = |from: &Context| Peer::handled(&mut listener, from, to);
     let open = [&one, &one, &one, &other].map(&mut ask);
     assert!(open.iter().all(Peer::was_accepted));
     let mut peer = ask(&honest);
@@ -328,7 +328,7 @@ async fn async_listeners_bound_unconfirmed_peers_too() {
 fn a_peer_that_withdraws_frees_its_place() {
     let (context, address) = device_and_address();
     let (mut listener, to, _) = narrow(&context, address);
-    let mut ask = || Peer::heard(&mut listener, &context, to);
+    let mut ask = || Peer::handled(&mut listener, &context, to);
     let ([keeps, leaves], [gone, mut waits]) = ([ask(), ask()], [ask(), ask()]);
     drop(gone);
     drop(leaves);
@@ -356,7 +356,7 @@ fn a_listener_without_places_is_refused() {
 fn a_program_that_was_busy_refuses_no_peer_that_has_confirmed() {
     let [here, one, other, third] = devices();
     let (mut listener, to) = wide(&here, 8);
-    let mut open = [&one, &one, &one, &other].map(|from| Peer::heard(&mut listener, from, to));
+    let mut open = [&one, &one, &one, &other].map(|from| Peer::handled(&mut listener, from, to));
     assert!(open.iter().all(Peer::was_accepted));
     let peer = Peer::asking(&third, to);
     std::thread::sleep(std::time::Duration::from_millis(200));

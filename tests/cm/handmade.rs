@@ -14,9 +14,9 @@ use crate::{PATIENCE, device_and_address, finished, listener, next};
 
 /// Q_Key of QP 1 (IBTA volume 1, 3.5.3).
 const QP1_QKEY: u32 = 0x8001_0000;
-/// The top bit of a Q_Key stands for the sender's own.
+/// The top bit of a Q_Key selects the sender's own.
 const OWN_QKEY: u32 = 0x8000_0000;
-/// What a service id of rdma_cm's TCP port space has before the port (IBTA annex A11).
+/// The service id of rdma_cm's TCP port space without the port (IBTA annex A11).
 const TCP_SERVICE: u64 = 0x0000_0000_0106_0000;
 
 /// The datagram of a request (REQ, IBTA volume 1, 12.6.5) to connect to an IPv4 address.
@@ -69,8 +69,8 @@ fn send(context: &Context, datagram: &[u8]) {
     finished(&mut cq);
 }
 
-/// The queue pair cannot have the request's path MTU, so the request is not accepted. That is the
-/// peer's mistake: no call of `accept` reports it, and the next peer is served.
+/// The queue pair cannot have the request's path MTU, so the request is not accepted. This mistake
+/// of the peer must not cause an error of `accept`, and the next peer is served.
 #[test]
 fn an_impossible_path_mtu_ends_no_call_of_accept() {
     let (context, address) = device_and_address();

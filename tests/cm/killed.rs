@@ -1,5 +1,5 @@
-//! A peer that is killed in each phase of a connection: the other end gets an error that says so,
-//! and its device keeps no object of the connection. `process` has the remaining phases.
+//! A peer is killed in each phase of a connection. The other end must get an error that reports
+//! this, and its device must keep no object of the connection. `process` has the remaining phases.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use crate::peer::{Peer, wait_for_parent};
 use crate::process::start;
 use crate::{PATIENCE, address_of, listener, next, resolved};
 
-/// Prefix of a client's role; the last phase and the address follow.
+/// Prefix of a client's role, followed by the last phase and the address.
 pub(crate) const CLIENT: &str = "client ";
-/// Prefix of a server's role; its last phase follows.
+/// Prefix of a server's role, followed by its last phase.
 pub(crate) const SERVER: &str = "server ";
 
 /// The client in the other process: it waits for its parent once it has reached the phase.
@@ -137,7 +137,7 @@ fn accepting_a_killed_client_reports_that_it_ended() {
         let (mut qp, cq) = queue_pair(&own.context);
         match request.accept(&mut qp, &AcceptOptions::default()) {
             Err(error) => assert_peer_ended(&error),
-            // The end was not noticed yet. When it is, the client's device rejects the REP.
+            // The end was not noticed yet. Afterwards the client's device rejects the REP.
             Ok(id) => {
                 let event = next(&channel);
                 assert!(matches!(event.kind, EventKind::Rejected(_)), "{event:?}");
@@ -175,7 +175,7 @@ fn connector(context: &Context) -> Connector {
     Connector::new().context(context).timeout(PATIENCE)
 }
 
-/// A server in the other process, and where it listens.
+/// A server in the other process, and its address.
 fn serving(phase: &str) -> (Peer, SocketAddr) {
     let mut peer = start(&format!("{SERVER}{phase}"));
     let to = peer.after("address ").parse().unwrap();

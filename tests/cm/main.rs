@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use uverbs::cm::{Channel, Event, EventKind, Id, PortSpace};
 use uverbs::{Context, PollError, Slot};
 
-/// Bound on a wait for an event that must arrive; only a defect reaches it.
+/// Time limit of a wait for an event, which is reached only if there is a defect.
 const PATIENCE: Duration = common::PATIENCE;
 
 /// A device whose only peer is itself, and its address with port 0.

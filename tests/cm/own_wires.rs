@@ -1,4 +1,4 @@
-//! Devices on a wire of the program's own: a switch, with a cable that the test cuts.
+//! Devices on a private wire of the program: a switch, with a cable that the test cuts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use uverbs::{Context, Device, ErrorKind};
 
 use crate::PATIENCE;
 
-/// A device on the switch, and the faults on what it sends.
+/// A device on the switch, and the control of faults for its packets.
 fn device(switch: &Switch, number: u32) -> (Context, SocketAddr, FaultControl) {
     let (waker, station) = (Arc::new(Waker::new().unwrap()), Station::candidate(number));
     let port = switch.attach(station, Some(waker.clone())).unwrap();

@@ -25,7 +25,8 @@ const LISTENS: &str = "listens";
 const FORKS: &str = "forks";
 /// Requests a connection from the address that follows, and never confirms it.
 const ASKS: &str = "asks ";
-/// Connects until it fails, with so many descriptors more than it has; the address follows.
+/// Opens connections until it fails, with a limited number of additional descriptors. The number
+/// and the address follow.
 const RUNS_OUT: &str = "runs out ";
 
 pub(crate) fn networked() -> Context {
@@ -47,7 +48,7 @@ fn ask(context: &Context, address: SocketAddr) {
     wait_for_parent();
 }
 
-/// Connections with a device each, kept until a descriptor is missing.
+/// Opens connections, each with its own device, until no descriptor is free.
 fn run_out(role: &str) {
     let (more, to) = role.split_once(' ').unwrap();
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -65,7 +66,7 @@ fn a_client_without_descriptors_is_told_so() {
     let mut listener = Listener::builder().context(&context).bind("127.0.0.1:0").unwrap();
     let address = listener.local_address().unwrap();
     let server = std::thread::spawn(move || {
-        // A client that ends between its request and the answer is one that is not accepted.
+        // A client that ends between its request and the answer is not accepted.
         let mut accepted = Vec::new();
         loop {
             match listener.accept_until(Instant::now() + PATIENCE) {
@@ -193,8 +194,8 @@ fn a_client_killed_before_confirming_is_reported_as_a_rejection() {
     assert!(matches!(event.kind, EventKind::Rejected(_)), "{event:?}");
 }
 
-/// A stopped peer is not dead, nor is one whose forked child still has its sockets. Once the end of
-/// a third peer is noticed, this side has checked all three.
+/// A stopped peer has not ended, and neither has one whose forked child still has its sockets. When
+/// the end of a third peer is noticed, this side has checked all three.
 #[test]
 fn only_the_end_of_a_process_disconnects() {
     let context = networked();

@@ -67,7 +67,7 @@ fn ipv6_addresses_work_too() {
     assert!(error.cause().contains("link-local"), "{error}");
 }
 
-/// The event of the end goes to one of them.
+/// Only one of the threads gets the event.
 #[test]
 fn all_threads_that_wait_for_the_end_learn_of_it() {
     let (context, address) = device_and_address();
@@ -331,7 +331,7 @@ fn a_factory_that_fails_refuses_the_peer() {
     server.join().unwrap().unwrap_err();
 }
 
-/// Otherwise both ends would report a connection that transfers nothing.
+/// Otherwise both ends would report a connection that does not work.
 #[test]
 fn a_queue_pair_of_another_device_is_refused_at_either_end() {
     let (context, address) = device_and_address();

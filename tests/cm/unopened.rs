@@ -38,7 +38,7 @@ fn a_lookup_is_answered_as_if_there_were_no_service() {
 }
 
 /// The server's DREQ is lost, so the server no longer knows the connection when the client's DREQ
-/// arrives. It answers with a DREP all the same.
+/// arrives. It answers with a DREP nevertheless.
 #[test]
 fn a_disconnect_of_an_unknown_connection_is_answered() {
     for medium in MEDIA {

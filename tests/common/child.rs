@@ -4,13 +4,13 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
 
-/// Seconds after which a child is killed: far longer than a child needs on any machine.
+/// Seconds after which a child is killed, far longer than any child needs.
 const PATIENCE: u32 = 60;
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It ran to its end.
+    /// It returned.
     Well,
     /// It panicked, and printed why.
     Panicked,
@@ -18,8 +18,8 @@ pub(crate) enum Outcome {
     Hung,
 }
 
-/// As [`in_child`]; the child is killed at its first system call but read, write and exit after
-/// `prepare` (strict seccomp mode). That counts as [`Outcome::Panicked`].
+/// As [`in_child`], but after `prepare` any system call except read, write and exit kills the child
+/// (strict seccomp mode), which counts as [`Outcome::Panicked`].
 #[allow(dead_code, reason = "for some of the tests")]
 pub(crate) fn in_child_without_system_calls<T>(
     prepare: impl FnOnce() -> T,
@@ -38,8 +38,8 @@ pub(crate) fn in_child_without_system_calls<T>(
 
 /// Runs `run` in a forked child.
 pub(crate) fn in_child(run: impl FnOnce()) -> Outcome {
-    // SAFETY: the C library makes its allocator usable in the child; nothing else of other threads'
-    // is touched there, and the child leaves without unwinding into the test harness.
+    // SAFETY: the C library makes its allocator usable in the child; no other locks of other
+    // threads are used there, and the child exits without unwinding into the test harness.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             alarm::set(PATIENCE);

@@ -85,8 +85,7 @@ impl Wire {
     /// Posts a receive to another receiver's queue.
     pub(crate) fn receive_by(&mut self, qp: &mut raw::QueuePair<RawPacket>) {
         let place = self.next_place();
-        // SAFETY: the region is looked at through its view only, and outlives the queue pair's
-        // test.
+        // SAFETY: the region is accessed only through its view, and outlives the queue pair's test.
         unsafe { qp.post_receive(place.0, &[place.1]).unwrap() };
     }
 
@@ -96,7 +95,7 @@ impl Wire {
         (FIRST_RECEIVE + place as u64, self.memory.sge((RECEIVES + place) * SPACE, SPACE).unwrap())
     }
 
-    /// Sends a frame: with its headers inline if the device requires it.
+    /// Sends a frame, with its headers inline if the device requires it.
     pub(crate) fn send(&mut self, offload: EthernetOffload, frame: &[u8]) {
         let place = self.sent % RECEIVES * SPACE;
         self.sent += 1;
@@ -146,7 +145,7 @@ fn ip_header(to: [u8; 6], protocol: u8, length: usize) -> Vec<u8> {
     frame
 }
 
-/// A frame with a UDP packet to `port`, its checksums left wrong.
+/// A frame with a UDP packet to `port` and with wrong checksums.
 pub(crate) fn udp_frame(to: [u8; 6], port: u16, payload: &[u8]) -> Vec<u8> {
     let length = 8 + payload.len();
     let mut frame = ip_header(to, 17, length);

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: a device, and two queue pairs connected on it.
+//! Shared by the end-to-end tests: a device, and two connected queue pairs on it.
 //!
 //! `UVERBS_TEST_DEVICE` names the device. Without it each test runs on its own software device,
 //! whose only peer is itself.
@@ -13,7 +13,7 @@ use uverbs::{
     AccessFlags, Buffer, Context, Device, MemoryRegion, PollError, ProtectionDomain, raw,
 };
 
-/// How long a test waits for an event: far longer than it takes on any machine.
+/// Time limit of a wait for an event, far longer than any event takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// All access rights.
@@ -133,7 +133,7 @@ pub(crate) fn success(cq: &mut raw::CompletionQueue) -> WorkCompletion {
     completion
 }
 
-/// Bytes that differ with their position, so that a misplaced one is noticed.
+/// Bytes that depend on their position, so that a misplaced one is noticed.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }

@@ -1,4 +1,4 @@
-//! A peer in another process: this test program once more, running one of its ignored tests.
+//! A peer in another process, which runs one of the ignored tests of this test program.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -10,25 +10,25 @@ use nix::unistd::{Pid, alarm};
 /// Environment variable of a peer.
 const ROLE: &str = "UVERBS_TEST_ROLE";
 
-/// The role that the parent gave to this process; `None` if it is not a peer. A peer ends after
-/// five minutes, because its parent waits for what it says.
+/// This process's role, set by its parent; `None` if it is not a peer. Makes the process end after
+/// five minutes, so that its parent does not wait forever.
 pub(crate) fn role() -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
     alarm::set(300);
     Some(role)
 }
 
-/// Says that this peer is ready, and returns when the parent ends or closes the pipe.
+/// Reports that this peer is ready, and returns when the parent ends or closes the pipe.
 #[allow(dead_code, reason = "for some of the tests")]
 pub(crate) fn wait_for_parent() {
     println!("\nready");
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// The process, as its parent sees it. Dropping it kills it.
+/// The parent's handle of a peer. Dropping it kills the peer.
 pub(crate) struct Peer {
     child: Child,
-    /// The pipe that the peer and its children wait on.
+    /// The pipe on which the peer and its children wait.
     #[allow(dead_code, reason = "for some of the tests")]
     pub(crate) input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
@@ -36,7 +36,7 @@ pub(crate) struct Peer {
 
 #[allow(dead_code, reason = "for some of the tests")]
 impl Peer {
-    /// Starts the ignored test of this name, which asks for its [`role`].
+    /// Starts the ignored test of this name, which gets its role from [`role`].
     pub(crate) fn start(test: &str, role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--ignored", "--nocapture"]).env(ROLE, role);
@@ -44,7 +44,7 @@ impl Peer {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // Taken out, because `Child::wait` closes it.
+        // Taken, because `Child::wait` would close it.
         let input = child.stdin.take();
         Self { child, input, lines }
     }

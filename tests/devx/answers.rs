@@ -1,4 +1,4 @@
-//! Answers of queries that come through a channel.
+//! Answers of queries through a channel.
 
 use uverbs::devx::{DevxEventChannelFlags, UarKind};
 use uverbs_soft_adapter::firmware::layout::command::object;
@@ -31,8 +31,8 @@ fn answers_of_queries_come_through_a_channel() {
     cq.close();
 }
 
-/// Longer than a packet of a pipe, and one as long as an attribute can say. A guest counts a
-/// command whose answer is too long as a mistake of the driver.
+/// Answers longer than a packet of a pipe, and one with the largest length of an attribute. In
+/// guests, a command whose answer is too long counts as a mistake of the driver.
 #[test]
 fn long_answers_come_whole_and_one_by_one() {
     let Some((_setup, devx)) = setup_for_refusals() else { return };

@@ -59,7 +59,7 @@ impl Bulk {
         Self { object, first: flow_counter::ID.get32(&answer) }
     }
 
-    /// A query of counters from the `index`th on; of one that the query names if `count` is 0.
+    /// A query of `count` counters from the `index`th on; if `count` is 0, of a single counter.
     fn query(&self, index: u32, count: u32) -> Input {
         Input::new(0x93b, 32)
             .set(query_flow_counter_in::FLOW_COUNTER_ID, self.first + index)
@@ -101,7 +101,7 @@ fn counters_are_allocated_and_queried_together() {
     let outside = bulk.object.query(&bulk.query(BULK, 0).0, &mut answer).unwrap_err();
     assert_eq!(outside.errno(), libc::EINVAL, "the kernel knows how many there are");
 
-    // To memory, as DPDK asks for them.
+    // Into memory, as requested by DPDK.
     let memory = Memory::new(&bench.devx);
     let (key, index) =
         create(&bench.devx, &key_input(&memory, bench.wire.setup.pd.number(), 16 * 64));

@@ -1,4 +1,4 @@
-//! Queues for Ethernet frames, and rules that lead to them.
+//! Queues for Ethernet frames, and steering rules for them.
 
 use uverbs::devx::{Devx, DevxObject, DevxUar, UarKind};
 use uverbs::flow::{Flow, MatcherOptions};
@@ -14,7 +14,7 @@ use crate::frames::{Wire, udp_frame};
 use crate::spreading::table;
 use crate::{BAD_RESOURCE, granted, refused};
 
-/// Where the commands have their contexts, and these their work queues, in bits.
+/// Offsets in bits of contexts in commands, and of work queues in contexts.
 pub(crate) const CONTEXT: usize = 0x100;
 pub(crate) const QUEUE: usize = CONTEXT + 0x180;
 
@@ -127,13 +127,13 @@ impl Rq {
         Self { object, number, memory, cq, buffers, taken: 0 }
     }
 
-    /// The start of the next frame, waited for.
+    /// Waits for the next frame and returns its start.
     pub(crate) fn frame<const N: usize>(&mut self) -> [u8; N] {
         assert_eq!(self.cq.opcode(), RECEIVED);
         self.taken()
     }
 
-    /// As [`frame`](Self::frame), if it is there.
+    /// As [`frame`](Self::frame), but does not wait.
     pub(crate) fn poll<const N: usize>(&mut self) -> Option<[u8; N]> {
         let opcode = self.cq.poll()?;
         assert_eq!(opcode, RECEIVED);
@@ -162,7 +162,7 @@ impl Rq {
     }
 }
 
-/// What the tests of frames share: a port that delivers to itself, and a send queue.
+/// Shared by the tests of frames: a port that delivers to itself, and a send queue.
 pub(crate) struct Bench {
     pub(crate) wire: Wire,
     pub(crate) devx: Devx,
@@ -196,7 +196,7 @@ impl Bench {
         self.wire.setup.context.device().open().unwrap()
     }
 
-    /// A receiving interface, and a rule by which frames to the port's address reach it.
+    /// A receiving interface, and a rule that steers frames to the port's address to it.
     pub(crate) fn lead_to(&self, fields: &[(Field, u64)]) -> (DevxObject, Flow) {
         self.count_to(fields, None)
     }
@@ -221,7 +221,7 @@ impl Bench {
         create(&self.devx, &input)
     }
 
-    /// A rule by which frames to the port's address reach an object.
+    /// A rule that steers frames to the port's address to an object.
     pub(crate) fn rule_to(
         &self,
         to: &DevxObject,
@@ -302,7 +302,7 @@ fn a_program_names_only_what_is_its_own() {
     }
     let (rq, number) = create(&bench.devx, &input(own));
 
-    // Neither an interface nor a list of another context may name the queue.
+    // Interfaces and lists of another context may not refer to the queue.
     let interface = Input::new(0x900, 272).set(tirc::INLINE_RQN.at(CONTEXT), number);
     for input in [interface, table(1, 1, &[number])] {
         assert_eq!(refused(&theirs, &input), BAD_RESOURCE);
@@ -327,8 +327,8 @@ fn a_program_names_only_what_is_its_own() {
     bench.close();
 }
 
-/// mlx5dv programs make such an interface for steering by software. Frames reach the queue only by
-/// rules of verbs here.
+/// mlx5dv programs create such an interface for software steering. Here frames reach the queue only
+/// by rules of verbs.
 #[test]
 fn an_interface_may_name_a_work_queue_of_its_own_context() {
     let Some(bench) = Bench::for_refusals() else { return };

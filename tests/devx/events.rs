@@ -17,13 +17,13 @@ const COMMUNICATION_ESTABLISHED: u16 = 0x02;
 pub(crate) const KEY_VIOLATION: u16 = 0x1d;
 const PORT_CHANGE: u16 = 0x09;
 
-/// Lets every read of a channel return at once.
+/// Makes every read of a channel return at once.
 pub(crate) fn never_wait(channel: &EventChannel) {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
     fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
 }
 
-/// An event, waited for.
+/// Waits for an event.
 pub(crate) fn event<const N: usize>(channel: &EventChannel) -> [u8; N] {
     let mut polled = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     let ready = poll(&mut polled, PollTimeout::from(60_000u16));
@@ -74,7 +74,7 @@ fn events_of_objects_come_through_channels() {
         assert_eq!(told[8 + 32 + 24..][..4], cq_b.number.to_be_bytes());
     }
     no_event(&whole);
-    // Cookies do not pile up: each comes once until it is read.
+    // Cookies do not accumulate: each is reported once until it is read.
     let mut told = [event::<8>(&cookies), event::<8>(&cookies)];
     told.sort_unstable();
     assert_eq!(told, [6u64.to_ne_bytes(), 7u64.to_ne_bytes()]);

@@ -14,7 +14,7 @@ use uverbs_soft_adapter::firmware::layout::command::{
 };
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc};
 
-/// Where commands about CQs and keys have their contexts, in bits.
+/// Offset in bits of the context in commands about CQs and keys.
 pub(crate) const CONTEXT: usize = 0x80;
 
 /// The DEVX commands of a context.
@@ -94,12 +94,12 @@ impl Memory {
         self.record(RECORD + 4, count as u32);
         fence(Ordering::SeqCst);
         let register = uar.register().cast::<u64>();
-        // SAFETY: the register is mapped as long as the page is there.
+        // SAFETY: the register is mapped as long as the page exists.
         unsafe { register.write_volatile(u64::from_ne_bytes(control)) };
     }
 }
 
-/// Creates an object, and returns its number as well.
+/// Creates an object, and returns it with its number.
 pub(crate) fn create(devx: &Devx, input: &Input) -> (DevxObject, u32) {
     let mut answer = [0; 16];
     let object = devx.create(&input.0, &mut answer).unwrap();
@@ -165,14 +165,15 @@ impl Cq {
         Self { object, number, memory, consumed: 0 }
     }
 
-    /// Asks for an event at the next completion: the record's second word, then the doorbell.
+    /// Requests an event at the next completion: writes the record's second word, then the
+    /// doorbell.
     pub(crate) fn arm(&self, sequence: usize, uar: &DevxUar) {
         let word = (sequence as u32 & 3) << 28 | self.consumed as u32;
         self.memory.record(RECORD + 4, word);
         fence(Ordering::SeqCst);
         let doorbell = u64::from(word) << 32 | u64::from(self.number);
         let register = uar.base().wrapping_add(CQ_DOORBELL).cast::<u64>();
-        // SAFETY: the register is mapped as long as the page is there.
+        // SAFETY: the register is mapped as long as the page exists.
         unsafe { register.write_volatile(doorbell.to_be()) };
     }
 
@@ -194,7 +195,7 @@ impl Cq {
         }
     }
 
-    /// The opcode of the next completion, if it is there.
+    /// The opcode of the next completion, if there is one.
     pub(crate) fn poll(&mut self) -> Option<u8> {
         let slot = self.consumed & ((1 << LOG_CQES) - 1);
         let owner = (self.consumed >> LOG_CQES & 1) as u8;

@@ -13,15 +13,15 @@ use crate::ethernet::{Bench, Rq};
 use crate::firmware::{Input, commands, create};
 use crate::{BAD_PARAMETER, BAD_RESOURCE, refused};
 
-/// Where commands about flow tables have a table's context, a group's criteria, an entry's context,
-/// and that one's value and list of destinations, in bits.
+/// Offsets in bits in commands about flow tables: a table's context, a group's criteria, an entry's
+/// context, and the entry's value and list of destinations.
 const TABLE_CONTEXT: usize = 0xc0;
 const ENTRY: usize = 0x200;
 const VALUE: usize = ENTRY + 0x200;
 const DESTINATIONS: usize = ENTRY + 0x1800;
 /// The destination port of UDP in criteria and values.
 const UDP_PORT: Field = field(0xf0, 16);
-/// Kinds of destinations, actions of entries, and what a modification changes.
+/// Kinds of destinations, actions of entries, and the fields that a modification changes.
 const TO_TABLE: u64 = 1;
 const TO_TIR: u64 = 2;
 const FORWARD: u64 = 4;
@@ -38,8 +38,8 @@ struct FlowTable {
 }
 
 impl FlowTable {
-    /// Frames that match no entry go to `miss`, or nowhere. Tables lead only to those of higher
-    /// levels.
+    /// Frames that match no entry go to the table `miss`, or are dropped. Tables forward only to
+    /// those of higher levels.
     fn new(devx: &Devx, miss: Option<u32>) -> Self {
         let level = if miss.is_some() { 64u64 } else { 65 };
         let input = Input::new(0x930, 64)
@@ -60,7 +60,7 @@ impl FlowTable {
             .set(UDP_PORT.at(0x200), 0xffffu64)
     }
 
-    /// Sends frames to a UDP port there, and counts them.
+    /// An entry that steers frames for a UDP port to `to`, and counts them.
     fn entry(&self, port: u16, to: (u64, u32), counter: Option<u32>) -> Input {
         let counts = counter.map_or(0, |_| COUNT);
         let input = Input::new(0x936, 848)
@@ -83,7 +83,7 @@ impl FlowTable {
     }
 }
 
-/// A queue, and an interface that leads to it.
+/// A queue, and an interface for it.
 fn receiver(bench: &Bench) -> (Rq, DevxObject, u32) {
     let rq = Rq::new(&bench.devx, &bench.uar, &bench.wire);
     let (tir, number) = bench.interface(&[(tirc::INLINE_RQN, rq.number.into())]);
@@ -110,7 +110,7 @@ fn frames_go_through_flow_tables_made_by_commands() {
     assert_eq!(first.0.frame::<82>(), sent[..]);
     assert_eq!([57, 58, 59].map(|at| first.0.cq.memory.byte(at)), TAG.to_be_bytes()[1..]);
     assert_eq!(counted(&counter, number, &channel), [1, sent.len() as u64]);
-    // By way of an entry, and as frames that match no entry. No table has an entry for the last.
+    // By an entry, and as frames that match no entry. No table has an entry for the last port.
     for port in [2, 3] {
         let sent = bench.send(port);
         assert_eq!(second.0.frame::<82>(), sent[..], "{port}");
@@ -161,7 +161,8 @@ fn a_flow_table_takes_only_what_fits_it() {
     // And other counters.
     let counter = Bulk::new(&theirs, 1);
     assert_eq!(refused(&bench.devx, &table.entry(1, to, Some(counter.first))), BAD_RESOURCE);
-    // The kernel has commands for objects pass only as what they do to them, and no root.
+    // The kernel passes commands only for their own kind of access to objects, and no changes of
+    // the root.
     let modify = table.entry(1, to, None).set(header::OP_MOD, 1u64);
     let errno = |result: uverbs::Result<()>| result.unwrap_err().errno();
     assert_eq!(errno(bench.devx.create(&modify.0, &mut [0; 16]).map(drop)), libc::EINVAL);
@@ -175,7 +176,7 @@ fn a_flow_table_takes_only_what_fits_it() {
     assert_eq!(errno(table.object.modify(&root.0, &mut [0; 16])), libc::EINVAL);
     let query = Input::new(0x935, 64).set(destroy_flow_group_in::GROUP_ID, table.group_number);
     assert_eq!(errno(table.group.query(&query.0, &mut [0; 1024])), libc::EREMOTEIO);
-    // What is in use stays.
+    // Objects in use cannot be destroyed.
     let rule = bench.rule_to(&table.object, None);
     let group = *table.group.destroy().unwrap_err().object;
     let object = *table.object.destroy().unwrap_err().object;
@@ -187,7 +188,7 @@ fn a_flow_table_takes_only_what_fits_it() {
     bench.close();
 }
 
-/// No entry of another context's table leads to an interface here.
+/// An entry of another context's table cannot refer to an interface of this context.
 #[test]
 fn entries_reach_only_queues_of_their_own_context() {
     let Some(bench) = Bench::for_refusals() else { return };

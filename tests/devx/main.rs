@@ -1,5 +1,5 @@
-//! Firmware commands of a program (DEVX): they create queues in the program's memory, beside queues
-//! created by verbs.
+//! Firmware commands of a program (DEVX) create queues in the program's memory, in addition to
+//! queues created by verbs.
 //!
 //! The tests of frames need an Ethernet port, and CAP_NET_RAW on a kernel's device.
 

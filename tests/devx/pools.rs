@@ -10,7 +10,7 @@ use crate::ethernet::{Bench, CONTEXT, QUEUE, RECEIVED, SPACE, WQES, queue, ready
 use crate::firmware::{Cq, Input, LOG_CQES, Memory, create, free, segment};
 use crate::spreading::{Table, all_arrive};
 
-/// The order in which the receives of a pool are taken.
+/// The order in which the receives of a pool are used.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     Linked,

@@ -10,7 +10,7 @@ use crate::common::{self, Setup};
 use crate::firmware::{Cq, Input, Memory, RECORD, create, free, segment};
 use crate::setup;
 
-/// Where commands about queue pairs have their contexts and, in these, the paths, in bits.
+/// Offsets in bits of contexts in commands about queue pairs, and of paths in contexts.
 pub(crate) const QP_CONTEXT: usize = 0xc0;
 const PATH: usize = QP_CONTEXT + 0xc0;
 const PATH_BYTES: usize = 44;

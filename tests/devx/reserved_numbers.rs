@@ -11,7 +11,8 @@ use crate::{BAD_PARAMETER, capability, refused, setup};
 /// `MLX5_OBJ_TYPE_RESERVED_QPN`.
 const RESERVED_QPN: u64 = 0x2c;
 
-/// The numbers of a general object, which UCX's connection manager names instead of queue pairs.
+/// The numbers of a general object, which UCX's connection manager uses in place of those of queue
+/// pairs.
 #[test]
 fn numbers_are_reserved_in_ranges() {
     let Some((setup, devx)) = setup() else { return };

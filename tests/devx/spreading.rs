@@ -13,10 +13,10 @@ use crate::ethernet::{Bench, CONTEXT, Rq};
 use crate::firmware::{Input, create};
 use crate::{BAD_INPUT_LENGTH, BAD_PARAMETER, refused};
 
-/// Where the commands have their lists of receive queues, in bits.
+/// Offset in bits of the list of receive queues in commands.
 const LIST: usize = CONTEXT + 0x780;
 
-/// A list of receive queues, and the rule that leads to it.
+/// A list of receive queues, and the steering rule for it.
 pub(crate) struct Table {
     list: DevxObject,
     tir: DevxObject,
@@ -47,8 +47,8 @@ impl Table {
     }
 }
 
-/// Polls two queues, by number, until as many frames have arrived as were sent. They are the frames
-/// that were sent, and each queue got some.
+/// Polls two queues, by number, until as many frames have arrived as were sent. Checks that they
+/// are the frames that were sent, and that each queue got some.
 pub(crate) fn all_arrive(mut sent: Vec<Vec<u8>>, mut poll: impl FnMut(usize) -> Option<Vec<u8>>) {
     let (mut got, mut counts) = (Vec::new(), [0; 2]);
     let start = Instant::now();

@@ -14,7 +14,7 @@ use crate::firmware::{CONTEXT, Cq, Input, Memory, RECORD, commands, create, free
 use crate::queue_pairs::{LOG_WQES, QP_CONTEXT, Qp, path_of};
 use crate::{BAD_PARAMETER, BAD_RESOURCE, capability, refused, setup, setup_for_refusals};
 
-/// A device that matches tags, which software devices do on InfiniBand ports.
+/// A device that matches tags. Software devices do so on InfiniBand ports.
 fn setup_with_tags() -> Option<(Setup, Devx)> {
     if common::is_soft() {
         let device = common::soft_device(uverbs::soft::DeviceBuilder::infiniband);
@@ -25,8 +25,8 @@ fn setup_with_tags() -> Option<(Setup, Devx)> {
     setup().filter(|(_, devx)| capability(devx, general::TAG_MATCHING) == 1)
 }
 
-/// Bytes of the commands about tag matching SRQs, and where their contexts have their parts, in
-/// bits.
+/// Bytes of the commands about tag matching SRQs, and offsets in bits of the parts of their
+/// contexts.
 const TAG_QUEUE: usize = 336;
 const TAGS: usize = CONTEXT + 0x100;
 const TAG_RING: usize = CONTEXT + 0x400;
@@ -160,7 +160,7 @@ fn the_firmware_refuses_tag_matching_srqs_that_cannot_be() {
         assert_eq!(refused(&devx, &input), status, "{field:?} of {value:#x}");
     }
     let queue = TagQueue::new(&devx, &uar, pd, &cq);
-    // The file's end destroys the queue pair before the queue that it receives from.
+    // When the file is closed, the queue pair is destroyed before the queue from which it receives.
     drop((queue, cq));
 }
 

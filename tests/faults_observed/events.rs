@@ -223,7 +223,7 @@ fn wait_for_event(context: &Context) {
     assert_eq!(poll(&mut fds, PollTimeout::NONE), Ok(1));
 }
 
-/// Polls until an error other than `Empty`: that error, and the number of empty polls before it.
+/// Polls until an error other than `Empty`, and returns it with the number of empty polls before.
 fn end_of<T>(mut poll: impl FnMut() -> Result<T, PollError>) -> (PollError, u32) {
     let mut empty = 0;
     loop {
@@ -271,7 +271,7 @@ fn an_overrun_shows_in_safe_polls_although_no_event_is_read() {
     assert_eq!(slab.free(), 16);
 }
 
-/// A thread waits for events while polls in another thread look for them too.
+/// A thread waits for events while polls in another thread check for them, too.
 #[test]
 fn a_thread_that_waits_for_events_gets_events_that_polls_have_seen() {
     let (soft, setup) = device();

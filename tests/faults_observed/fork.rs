@@ -1,4 +1,4 @@
-//! A forked child uses its parent's queues, and nothing of it reaches the device.
+//! A forked child uses its parent's queues, but its requests do not reach the device.
 
 use uverbs::qp::{Datagram, Inline, PostError, PostFlags};
 use uverbs::qp_type::{Rc, Ud};
@@ -19,8 +19,8 @@ fn safe_success(cq: &mut CompletionQueue) {
     }
 }
 
-/// Posts until a post takes the slow path, which checks the state, after one lap of the ring at
-/// most. Until then no post may fail.
+/// Posts until a post takes the slow path, which checks the state: after at most one lap of the
+/// ring. Until then no post may fail.
 fn post_until_refused(mut post: impl FnMut() -> Result<(), PostError>) {
     let refused = (0..10_000).find_map(|_| post().err());
     assert_eq!(refused, Some(PostError::ForkedChild));

@@ -1,4 +1,4 @@
-//! Lockable memory and descriptors run out during a creation.
+//! A limit of locked memory or of descriptors is reached during a creation.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! What a program observes when things go wrong: one test for each row of `docs/faults.md`.
+//! A program's view of faults: one test for each row of `docs/faults.md`.
 //!
-//! Each test has one random seed, which it prints when it fails; `UVERBS_FAULT_SEED` sets it.
+//! Each test has a random seed, which it prints when it fails; `UVERBS_FAULT_SEED` sets it.
 
 #[path = "../common/child.rs"]
 mod child;

@@ -1,4 +1,4 @@
-//! Two software devices with a link between them that can be damaged and cut.
+//! Two software devices with a link between them that can damage packets and be cut.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

@@ -22,7 +22,7 @@ fn networked() -> Setup {
 fn queue_pair(setup: &Setup) -> raw::QueuePair<Rc> {
     let builder = setup.builder::<Rc>();
     builder
-        // Retries for two seconds in all: a live peer may have to wait for a processor.
+        // Retries for two seconds in total, since a live peer may have to wait for a processor.
         .path(|path| (path.timeout, path.retry_count) = (AckTimeout::from_code(16), 7))
         .build()
         .unwrap()
@@ -125,8 +125,8 @@ fn echo(pd: &ProtectionDomain, cq: &mut raw::CompletionQueue, running: &AtomicBo
     let region = pd.register(Buffer::new(4096).unwrap(), ALL_ACCESS).unwrap();
     let mut round = 0u64;
     while running.load(Ordering::Relaxed) || round < 100 {
-        // SAFETY: inline data; the region outlives the receive, which completes before it is looked
-        // at.
+        // SAFETY: inline data; the region outlives the receive, which completes before the region
+        // is read.
         unsafe {
             b.post_receive(2, &[region.sge(0, 8).unwrap()]).unwrap();
             a.post_send(1, op::Send, Inline(&round.to_ne_bytes()), SIGNALED).unwrap();

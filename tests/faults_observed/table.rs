@@ -38,9 +38,9 @@ fn every_fault_has_a_row_and_every_row_a_test() {
     let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     let mut written: BTreeSet<_> = texts.iter().flat_map(|text| tests(text)).collect();
     written.remove("every_fault_has_a_row_and_every_row_a_test");
-    // Not every test of these files needs a row: the queues' own tests (a device that writes wrong
-    // CQEs, overruns, failing resizes), those of completions with errors and those of connections
-    // test more than faults.
+    // Not every test of these files needs a row, because these files test more than faults: those
+    // about queues (wrong CQEs, overruns, failing resizes), about completions with errors and about
+    // connections.
     let queues = ["hostile.rs", "overrun.rs", "resizing.rs"];
     let mut others = queues.map(|file| root.join("provider-mlx5/tests/queues").join(file)).to_vec();
     others.push(root.join("tests/errors.rs"));

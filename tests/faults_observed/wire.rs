@@ -26,8 +26,8 @@ fn lengths(seed: u64) -> Vec<usize> {
     (0..MESSAGES).map(|_| chance.below(LONGEST as u64) as usize).collect()
 }
 
-/// SENDs, RDMA WRITEs, RDMA READs and FETCH_ADDs of many lengths: each must execute once, in order,
-/// with intact data.
+/// Sends SENDs, RDMA WRITEs, RDMA READs and FETCH_ADDs of many lengths. Each must be executed once,
+/// in order, with intact data.
 fn reliable_traffic(plan: FaultPlan) -> FaultCounters {
     let mut both = ends(&plan);
     let lengths = lengths(plan.seed);
@@ -159,8 +159,8 @@ fn rc_survives_all_faults_at_once() {
     assert!(dropped + duplicated + counters.corrupted + counters.delayed > 0, "{counters:?}");
 }
 
-/// The wire may hold one packet back until another has passed it. The first barrier passes it, so
-/// the second arrives after it.
+/// The wire may delay one packet until another has passed it. The first barrier may be the packet
+/// that passes, but the second one arrives later.
 const BARRIERS: u32 = 2;
 
 /// Returns once every earlier packet of `a`'s device has arrived or is lost.

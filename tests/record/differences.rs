@@ -45,8 +45,8 @@ impl Differences {
         self.allowed.iter().copied().find(|pattern| matches(pattern, name))
     }
 
-    /// Panics with every line that differs without a reason, and with every entry that no line
-    /// needs.
+    /// Panics if a line differs without an entry, or if an entry is not needed, and lists all of
+    /// these.
     pub(crate) fn check(&self, kernel: &str, other: &str) {
         let (kernel, other) = (lines(kernel), lines(other));
         let mut wrong = Vec::new();

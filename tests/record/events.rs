@@ -1,4 +1,4 @@
-//! Asynchronous events: their order, and the number that a destroyed object had.
+//! Asynchronous events: their order, and the number that a destruction reports.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn limits(bench: &Bench, fd: i32, recorder: &mut Recorder) {
     recorder.answer("events, destroy_srq", bench.destroy_srq(srq_handle));
 }
 
-/// A queue pair in the error state reports that it has taken its last receive from the SRQ.
+/// A queue pair in the error state reports that it has used its last receive of the SRQ.
 fn last_receive(bench: &Bench, fd: i32, recorder: &mut Recorder) {
     let Ok(cq) = bench.create_cq(&bench.cq_request(0)) else { return };
     let Ok(srq) = bench.create_srq(&bench.srq_request(1)) else { return };

@@ -1,10 +1,10 @@
-//! The character-device front end answers as the kernel does: return codes, capabilities, every
-//! field of every response, the order of events.
+//! Compares the answers of the character-device front end with the kernel's: return codes,
+//! capabilities, every field of every response, the order of events.
 //!
-//! One fixed sequence of raw requests makes a record. `kernel-ib.txt` and `kernel-roce.txt` are the
-//! records of an unmodified kernel (6.12, its own ib_uverbs and mlx5_ib, on the software ConnectX's
-//! PCI front end; `cargo xtask kernel-test --record` writes them). The sequence must make the same
-//! record on the built-in device, and again in the guest. `differences.txt` lists the allowed
+//! A fixed sequence of raw requests results in a record. `kernel-ib.txt` and `kernel-roce.txt` are
+//! the records of an unmodified kernel (6.12, its own ib_uverbs and mlx5_ib, on the software
+//! ConnectX's PCI front end; `cargo xtask kernel-test --record` writes them). The record must be
+//! the same on the built-in device, and again in the guest. `differences.txt` lists the allowed
 //! differences with their reasons.
 
 mod differences;

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 
 use nix::errno::Errno;
 
-/// Fields whose value the device is free to choose: the record only says whether it is zero.
+/// Fields with values that the device may choose. The record only contains whether they are zero.
 const NUMBERS: &[&str] = &[
     "lkey",
     "rkey",

@@ -130,7 +130,8 @@ fn a_leaked_batch_loses_its_slots_and_returns_none_twice() {
     assert!((28..=29).contains(&safe.all_slots().len()));
 }
 
-/// The signaled send would have released the slot of the unsignaled one before the batch.
+/// The completion of the signaled send would have released the slot of the unsignaled one before
+/// the batch.
 #[test]
 fn slots_that_a_leaked_batch_would_have_released_are_lost() {
     let mut safe = Safe::new();

@@ -1,4 +1,4 @@
-//! The safe layer: each slot that a queue takes comes back, whatever happens.
+//! The safe layer: each slot that is passed to a queue is returned, whatever happens.
 #![forbid(unsafe_code)]
 
 mod batches;
@@ -243,7 +243,7 @@ fn slots_of_a_dropped_queue_pair_are_released_by_its_poller() {
     a.post_send(op::Send, slot, SIGNALED).unwrap();
     drop(a);
     drop(b);
-    // Until the CQ has been polled past the completion, a poller might be taking the slot.
+    // Until the CQ has been polled past the completion, a poller might be returning the slot.
     assert!(std::iter::from_fn(|| safe.slab.take()).collect::<Vec<_>>().len() <= 32);
     while safe.cq.poll().is_ok() {}
     assert_eq!(std::iter::from_fn(|| safe.slab.take()).collect::<Vec<_>>().len(), 32);
@@ -506,7 +506,7 @@ fn a_receive_queue_that_runs_low_is_reported() {
     assert!(qp.receives_run_low());
 }
 
-/// Slots of a destroyed queue pair count as free once no poller can be taking them.
+/// Slots of a destroyed queue pair count as free once no poller can be returning them.
 #[test]
 fn free_counts_the_slots_of_a_destroyed_queue_pair() {
     let context = common::open();

@@ -66,7 +66,8 @@ fn slots_come_back_through_any_queue_pair_and_completion_queue() {
         safe.send(&mut far, &pattern(length, !round));
         assert_eq!(text(&mut safe.cq), pattern(length, round));
         assert_eq!(text(&mut other), pattern(length, !round));
-        // Signaled, and without a slot of its own: it brings back those of the sends before it.
+        // Signaled, and without a slot of its own: its completion returns those of the sends before
+        // it.
         let theirs = theirs.remote(0).unwrap();
         for (qp, cq) in [(&mut near, &mut safe.cq), (&mut far, &mut other)] {
             qp.post_inline(op::Write(theirs), b"x", SIGNALED).unwrap();
@@ -109,7 +110,7 @@ fn a_dropped_shared_queue_is_used_until_its_queue_pairs_are_dropped() {
     let (mut client, server) = safe.served(&srq, &safe.cq);
     safe.fill(&mut srq, 5);
     drop(srq);
-    // The short message arrives inside the CQE, and is copied to its slot all the same.
+    // The short message arrives inside the CQE, and is copied to its slot.
     for message in [&b"short"[..], &[7; 400]] {
         safe.send(&mut client, message);
         assert_eq!(text(&mut safe.cq), message);

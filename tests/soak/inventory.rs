@@ -7,7 +7,7 @@ use uverbs::soft::packet::PacketPool;
 use crate::heap;
 use crate::side::Side;
 
-/// Bytes that the heap may grow by. Each of the two devices has two packet pools (the core's and
+/// Bytes by which the heap may grow. Each of the two devices has two packet pools (the core's and
 /// the wire's), which may have been empty at the beginning. The rest is for tables and lists, which
 /// never shrink.
 const HEAP_TOLERANCE: usize = 4 * PacketPool::MAX_BYTES + (256 << 10);

@@ -48,7 +48,7 @@ pub(crate) struct Link {
     pub(crate) sends: VecDeque<Sent>,
     /// Receives in the order of posting, if the link does not use a shared receive queue.
     pub(crate) receives: VecDeque<u64>,
-    /// Number of messages sent, and number of the message that has to arrive next.
+    /// Number of messages sent, and number of the message that must arrive next.
     pub(crate) messages: u64,
     pub(crate) arrived: u64,
     /// Additions that have completed.
@@ -120,7 +120,7 @@ impl Queues {
         !matches!(self, Self::Uc(..) | Self::Ud(..))
     }
 
-    /// Whether messages consume receives that other links use too.
+    /// Whether messages consume receives that other links also use.
     pub(crate) fn shares_receives(&self) -> bool {
         matches!(self, Self::Shared(..) | Self::Xrc(..))
     }

@@ -4,7 +4,7 @@
 //! fail. Reliable services must lose, repeat and change no message; the others must change none;
 //! and no resource may grow.
 //!
-//! `UVERBS_SOAK_SECONDS` is how long each link is soaked (1 if not set), `UVERBS_FAULT_SEED` the
+//! `UVERBS_SOAK_SECONDS` is the time for each link in seconds (default 1), `UVERBS_FAULT_SEED` the
 //! seed of all choices.
 
 #[path = "../common/mod.rs"]
@@ -26,7 +26,7 @@ use world::World;
 
 /// Number of steps after which all links are ended and all resources counted.
 const EPOCH: u32 = 400;
-/// Epochs after which allocators and pools have reached their sizes.
+/// Epochs after which allocators and pools no longer grow.
 const WARM_UP: u64 = 3;
 
 fn duration() -> Duration {

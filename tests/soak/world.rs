@@ -32,7 +32,7 @@ pub(crate) struct World {
     sides: [Side; 2],
     chance: Prng,
     serial: u64,
-    /// A slot of the receiving side that links only read, and its contents.
+    /// A slot of the receiving side that links do not change, and its contents.
     constant: (usize, Vec<u8>),
     summary: Summary,
 }
