@@ -107,7 +107,7 @@ pub enum PollError {
         "the completion queue overran: it was made for fewer completions than were outstanding"
     )]
     Overrun,
-    /// The device is gone. Polls return this once the program has read the asynchronous event
+    /// The device was removed. Polls return this once the program has read the asynchronous event
     /// DEVICE_FATAL (`Context::get_event`). Until then they return `Empty`, so a program that reads
     /// no events may poll forever.
     #[error("the device is gone")]
@@ -118,8 +118,7 @@ pub enum PollError {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CompletionQueue {
-    /// The CQE that the next poll looks at: the one at `consumed`, or one that leads to the slow
-    /// path.
+    /// The CQE that the next poll reads: the one at `consumed`, or one that leads to the slow path.
     next: CqeView,
     end: CqeView,
     stride: usize,

@@ -428,7 +428,7 @@ mod user_index {
 mod shared_register {
     use super::*;
 
-    /// Two queues ring the same register; the cell stands for it.
+    /// Two queues ring the same register, which the cell represents.
     #[test]
     fn one_queue_at_a_time_has_the_register() {
         check(|| {

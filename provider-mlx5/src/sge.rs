@@ -30,7 +30,7 @@ pub(crate) const UNUSUAL: u32 = (1_u32 << 31).to_be();
 /// The length of an empty SGE. Zero would be 2 GiB to the device.
 const EMPTY: u32 = UNUSUAL;
 
-/// The length that stands for all lengths above [`MAX_SGE_LENGTH`].
+/// The length that represents all lengths above [`MAX_SGE_LENGTH`].
 const TOO_LONG: u32 = u32::MAX;
 
 impl Sge {

@@ -33,7 +33,7 @@ enum Command {
     Gone,
 }
 
-/// The entries, and the changes that the device has to confirm.
+/// The entries, and the changes that the device must confirm.
 #[derive(Debug)]
 pub(crate) struct TagList {
     entries: Box<[Entry]>,
@@ -71,7 +71,7 @@ struct Entry {
     is_listed: bool,
     /// Whether the first of two completions of a message was polled.
     is_consumed: bool,
-    /// Changes of the entry that the device has to confirm.
+    /// Changes of the entry that the device must confirm.
     changes: u32,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct Asked {
     pub(crate) unexpected: Option<u32>,
 }
 
-/// A message that an entry took.
+/// A message that matched an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Matched {
     pub(crate) wr_id: u64,
@@ -216,7 +216,7 @@ impl TagList {
     }
 
     /// Records that an entry is to be removed. If the change is unsignaled, the entry is free at
-    /// once. If a message has taken the entry, the device cannot remove it, and completes the
+    /// once. If a message has matched the entry, the device cannot remove it, and completes the
     /// message.
     pub(crate) fn remove(&mut self, at: u16, asked: Asked) {
         self.enter(asked);
@@ -325,7 +325,7 @@ impl TagList {
         self.last_free = u32::from(at);
     }
 
-    /// Completes a message that an entry took. `None` if the device does not have the entry, or
+    /// Completes a message that matched an entry. `None` if the device does not have the entry, or
     /// completes the message's first part twice.
     pub(crate) fn complete(&mut self, event: TagEvent, at: u16) -> Option<Matched> {
         let entry = self.entry_mut(at).filter(|entry| entry.is_listed)?;
@@ -362,8 +362,8 @@ impl TagList {
         self.entries.get_mut(usize::from(at))
     }
 
-    /// Counts an unexpected message. Returns whether software has to report its count to the
-    /// device, because otherwise the device stops matching.
+    /// Counts an unexpected message. Returns whether software must report its count to the device,
+    /// because otherwise the device stops matching.
     pub(crate) fn count_unexpected(&mut self) -> bool {
         self.unexpected = self.unexpected.wrapping_add(1);
         // If the program has reported more than were polled, it is ahead, and the difference is

@@ -42,8 +42,8 @@ impl TagMatchingSegment {
 }
 
 wire! {
-    /// The header with which a message for tag matching begins (`struct ibv_tmh`). When an entry
-    /// of the list takes the message, the header is in bytes 0 to 15 of its CQE.
+    /// The header with which a message for tag matching begins (`struct ibv_tmh`). If the message
+    /// matches an entry of the list, the header is in bytes 0 to 15 of its CQE.
     pub struct TagHeader: 16 {
         /// Kind of message, see the constants.
         0 => pub operation: u8,

@@ -53,9 +53,9 @@ pub enum Status {
     RemoteAborted = 16,
     /// An error that has no other name.
     General = 21,
-    /// An entry of a list of tags was not removed, because a message had taken it.
+    /// An entry of a list of tags was not removed, because a message had matched it.
     TagNotRemoved = 22,
-    /// An entry of a list of tags took a rendezvous that the program has to finish itself.
+    /// A rendezvous that the program must finish itself matched an entry of a list of tags.
     RendezvousIncomplete = 23,
 }
 
@@ -133,9 +133,9 @@ pub enum CompletionOpcode {
     TagAdd,
     /// An entry of a list of tags was removed, or was to be.
     TagRemove,
-    /// A tag matching SRQ took the number of unexpected messages that the program has handled.
+    /// A tag matching SRQ received the number of unexpected messages that the program has handled.
     TagSync,
-    /// A message with a tag: [`Completion::tag_event`] says whether an entry took it.
+    /// A message with a tag. [`Completion::tag_event`] tells whether it matched an entry.
     TagRecv,
     /// A receive of a tag matching SRQ: a message without a tag.
     NoTagRecv,
@@ -147,7 +147,7 @@ pub enum CompletionOpcode {
 ///
 /// The order of the fields matters. In a `Result`, an error is marked by an otherwise unused value
 /// of `status`, and the error itself is stored in the byte after it. That byte must not be part of
-/// a pointer, which the compiler would take apart and put together again.
+/// a pointer, because the compiler would split and reassemble the pointer.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Raw {
@@ -170,8 +170,8 @@ pub struct LentCqe<'c> {
 }
 
 impl<'c> LentCqe<'c> {
-    /// The completion again, with the id and status that the caller kept. Its format is lost:
-    /// [`Completion::format`] then returns `NO_INLINE`.
+    /// Restores the completion from the id and status that the caller has kept. Its format is lost:
+    /// [`Completion::format`] returns `NO_INLINE`.
     #[inline(always)]
     pub fn completion(self, wr_id: u64, status: Status) -> Completion<'c> {
         let Self { cqe, side, .. } = self;
@@ -430,14 +430,14 @@ macro_rules! accessors {
                 self.cqe().u8(offset_of!(Cqe, app)) == Cqe::TAG_MATCHING
             }
 
-            /// Whether the program has to tell the tag matching SRQ the number of unexpected
-            /// messages that it has handled (`IBV_WC_TM_SYNC_REQ`).
+            /// Whether the program must tell the tag matching SRQ the number of unexpected messages
+            /// that it has handled (`IBV_WC_TM_SYNC_REQ`).
             pub fn asks_for_tag_sync(&self) -> bool {
                 // The poller stores the answer in the signature.
                 self.tag_event().is_some() && self.cqe().u8(offset_of!(Cqe, signature)) != 0
             }
 
-            /// Tag and context of a message that an entry of a list of tags took
+            /// Tag and context of a message that matched an entry of a list of tags
             /// (`ibv_wc_read_tm_info`).
             pub fn tag_info(&self) -> (u64, u32) {
                 let tag = self.cqe().u64(offset_of!(TagHeader, tag));
@@ -481,7 +481,7 @@ macro_rules! accessors {
                 self.u32(offset_of!(Cqe, byte_count))
             }
 
-            /// Immediate data, if the received message carried some.
+            /// Immediate data, if the received message has some.
             #[inline(always)]
             pub fn immediate(&self) -> Option<Immediate> {
                 // The two opcodes with immediate data differ in one bit, so one comparison finds

@@ -1,4 +1,4 @@
-//! Compressed completions: one title CQE stands for many, each with a mini-CQE of eight bytes.
+//! Compressed completions: one title CQE represents many, each with a mini-CQE of eight bytes.
 //!
 //! See [`MiniCqe`](crate::format::MiniCqe) for the layout. A session is decompressed in place: the
 //! entries that it covers belong to software until the consumer index passes them, so each is

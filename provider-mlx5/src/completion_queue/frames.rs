@@ -89,7 +89,7 @@ pub struct FrameCounters {
     pub bytes: u64,
     /// Frames that were longer than their buffer; they are skipped.
     pub too_long: u64,
-    /// Completions that did not name the next receive, or named more bytes than a buffer has.
+    /// Completions that were not for the next receive, or with more bytes than a buffer has.
     pub refused: u64,
     /// The device had at least this many receives at all times, not counting receives whose
     /// completions it holds back to compress them.

@@ -67,8 +67,8 @@ impl CqMonitor {
         self.set_status(OVERRUN);
     }
 
-    /// Tells the poller that the device is gone (`IBV_EVENT_DEVICE_FATAL`). The remaining CQEs can
-    /// be polled, after which polling returns [`PollError::DeviceRemoved`].
+    /// Tells the poller that the device was removed (`IBV_EVENT_DEVICE_FATAL`). The remaining CQEs
+    /// can be polled, after which polling returns [`PollError::DeviceRemoved`].
     pub fn set_device_removed(&self) {
         self.set_status(REMOVED);
     }
@@ -86,7 +86,7 @@ impl CqMonitor {
         }
     }
 
-    /// Requests a drain: everything in the CQ now has to be polled. Returns the number of the
+    /// Requests a drain: everything now in the CQ must be polled. Returns the number of the
     /// request.
     pub(crate) fn request_drain(&self) -> u64 {
         self.0.requested.fetch_add(1, Ordering::AcqRel) + 1

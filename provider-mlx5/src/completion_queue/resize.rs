@@ -2,8 +2,8 @@
 //! marks the move.
 //!
 //! After RESIZE_CQ the old ring ends in a CQE of opcode RESIZE, here called the mark. The device
-//! continues in the new ring at the index after the mark's. So no CQE has to be copied: the poller
-//! polls the old ring up to the mark.
+//! continues in the new ring at the index after the mark's. So no CQE needs to be copied: the
+//! poller polls the old ring up to the mark.
 
 use super::CompletionQueue;
 use super::past::entries_of;

@@ -212,7 +212,7 @@ impl Completion<'_> {
 #[cfg(target_arch = "x86_64")]
 const Z: u8 = 0x80;
 
-/// `next` points to this CQE while the next poll has to take the slow path. Software owns it with
+/// `next` points to this CQE while the next poll must take the slow path. Software owns it with
 /// owner bit 0, and the fast path does not accept its opcode.
 static MARKER: AlignedCqe = {
     let mut bytes = [0; CQE_SIZE];

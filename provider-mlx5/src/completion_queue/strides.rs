@@ -103,7 +103,7 @@ pub struct StrideCounters {
     pub fillers: u64,
     /// Frames that were longer than a WQE's buffer; they are skipped.
     pub too_long: u64,
-    /// Completions that named other strides than the next ones, or another queue.
+    /// Completions for strides other than the next ones, or for another queue.
     pub refused: u64,
     /// Times at which the device had no WQE left when a WQE was done.
     pub exhausted: u64,
@@ -316,8 +316,8 @@ impl StrideQueue {
         self.ring.written(self.consumed).is_some()
     }
 
-    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events. Does
-    /// nothing to another CQ, which would poll completions a second time.
+    /// Moves the CQ to this queue's position. Called before the CQ is armed or reads events. Has no
+    /// effect on another CQ, which would otherwise repeat or lose completions.
     pub fn write_back(&self, cq: &mut CompletionQueue) {
         cq.go_on(&self.monitor, self.consumed, self.lap_request);
     }

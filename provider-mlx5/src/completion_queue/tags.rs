@@ -1,5 +1,5 @@
-//! Completions of tag matching SRQs (`handle_tag_matching` of libmlx5): messages that an entry of
-//! the list took, messages that took a receive of the SRQ, and changes of the list.
+//! Completions of tag matching SRQs (`handle_tag_matching` of libmlx5): messages that matched an
+//! entry of the list, messages in receives of the SRQ, and changes of the list.
 
 use core::mem::offset_of;
 
@@ -39,7 +39,7 @@ fn event(cqe: CqeView) -> TagEvent {
 
 /// How a tag matching CQE is handled.
 enum Outcome {
-    /// The QP that posted the change is gone. CQEs of other closed queues are dropped, too.
+    /// The QP that posted the change is closed. CQEs of other closed queues are dropped, too.
     Dropped,
     NotOutstanding,
     Done(u64, Status),
@@ -47,7 +47,7 @@ enum Outcome {
 
 impl CompletionQueue {
     /// Completes the request that the CQE of a tag matching SRQ reports. `state` is the queue that
-    /// the CQE names: the SRQ itself or a QP that uses it. `None` if the CQE is to be dropped.
+    /// the CQE names: the SRQ itself or a QP that uses it. `None` if the CQE must be dropped.
     pub(super) fn finish_tagged(
         &self,
         cqe: CqeView,
