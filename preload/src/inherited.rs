@@ -112,7 +112,7 @@ fn ask(fd: c_int, request: Request) -> Result<Answer, Errno> {
 pub(crate) fn serve(node: &Node) {
     while let Some((request, reply)) = receive(node.socket()) {
         let answer = answer(node, &request);
-        // The child may be gone.
+        // The child may have ended.
         let _ = UnixStream::from(reply).write_all(answer.as_bytes());
     }
 }

@@ -132,8 +132,8 @@ pub(crate) fn forget(table: Table, inherited: Inherited) {
     let mut identities = Vec::new();
     NODES.forget(table, |node| {
         identities.push(node.identity);
-        // With the child's copy of it open, the child would not notice that the parent has ended.
-        // SAFETY: the node is forgotten, so the descriptor is not used any more.
+        // With its own copy open, the child would not notice that the parent has ended. SAFETY: the
+        // node is forgotten, so the descriptor is not used any more.
         unsafe { sys::close(node.kept()) };
     });
     inherited::adopt(inherited, identities.into_iter());

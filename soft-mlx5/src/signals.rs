@@ -1,8 +1,8 @@
 //! Signal masks of threads that do the device's work.
 //!
-//! Such a thread has the device's locks, and it writes to pipes whose readers may be gone, and to
-//! files that may not grow. The device's own thread has all signals blocked, because they are the
-//! program's. A program's thread blocks them while it sleeps, and a signalfd(2) ends the sleep.
+//! Such a thread has the device's locks, and it writes to pipes whose readers may have ended, and
+//! to files that may not grow. The device's own thread has all signals blocked, because they are
+//! the program's. A program's thread blocks them while it sleeps, and a signalfd(2) ends the sleep.
 //! Each thread remembers whether it has blocked the signals of failed writes, so that it need not
 //! block them for each write.
 #![allow(unsafe_code)]
@@ -118,7 +118,7 @@ impl WriteError for io::Error {
     }
 }
 
-/// Runs a write to a pipe whose reader may be gone, or to a file that may have reached the
+/// Runs a write to a pipe whose reader may have ended, or to a file that may have reached the
 /// process's size limit, without the kernel's signal (SIGPIPE or SIGXFSZ) reaching the program. It
 /// needs no extra system call if the signals are known to be blocked.
 ///

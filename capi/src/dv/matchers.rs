@@ -102,7 +102,7 @@ const MAX_ACTIONS: usize = 8;
 /// The bytes of a match.
 ///
 /// # Safety
-/// A program's, with as many bytes as it says.
+/// A program's parameters, with the number of bytes that they specify.
 unsafe fn parameters<'a>(of: *const Parameters) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { bytes((&raw const (*of).match_buf).cast(), (*of).match_sz) }

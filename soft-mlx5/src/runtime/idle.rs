@@ -170,7 +170,7 @@ mod tests {
         let work = Work::default();
         let seen = work.done();
         work.note();
-        // This takes for ever if only the limit ends it.
+        // This takes forever if only the limit ends it.
         work.wait_beyond(seen);
         assert_eq!(work.done(), seen + 1);
     }

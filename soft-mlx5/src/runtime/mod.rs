@@ -6,13 +6,13 @@
 //! under the same lock ([`Runtime::control`]); the device thread yields the lock while one waits.
 //!
 //! # What it costs
-//! A doorbell is a store to memory, which wakes no thread, so a device with queues has to poll.
-//! While it is busy it only calls `sched_yield` between two looks. After 200 us without work it
-//! sleeps between two looks, 25 us at first, later 1 ms and finally 8 ms (below one percent of a
-//! core). Packets and commands end such a sleep early. A device without queues sleeps until a
-//! packet or command arrives. While programs poll and make progress for it, its thread sleeps for
-//! 25 us to 1 ms at a time, and takes over at the end of such a sleep if their last look was 50 us
-//! ago or more.
+//! A doorbell is a store to memory, which wakes no thread, so a device with queues must poll. While
+//! it is busy it only calls `sched_yield` between two looks. After 200 us without work it sleeps
+//! between two looks, 25 us at first, later 1 ms and finally 8 ms (below one percent of a core).
+//! Packets and commands end such a sleep early. A device without queues sleeps until a packet or
+//! command arrives. While programs poll and make progress for it, its thread sleeps for 25 us to 1
+//! ms at a time, and takes over at the end of such a sleep if their last look was 50 us ago or
+//! more.
 //!
 //! # Fork and exit
 //! The thread does not exist in a forked child: there every command fails with [`Orphaned`],
@@ -364,7 +364,7 @@ impl Shared {
         self.sweeps_anew.load(Ordering::Relaxed) && self.sweeps_anew.swap(false, Ordering::Acquire)
     }
 
-    /// Whether a command waits for a lock, or the thread has to end.
+    /// Whether a command waits for a lock, or the thread must end.
     fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) != 0 || self.stop.load(Ordering::SeqCst)
     }

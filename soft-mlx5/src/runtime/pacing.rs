@@ -6,7 +6,7 @@ use super::spins::Spins;
 const YIELDING: u64 = 200_000;
 
 /// Shortest sleep of a device with queues in nanoseconds. With shorter sleeps, the thread uses up
-/// its share of an oversubscribed core, and then has to wait for the pollers: on two cores with two
+/// its share of an oversubscribed core, and then must wait for the pollers: on two cores with two
 /// pollers, a round trip took three times as long with 10 us as with 25 us.
 const SHORTEST: u64 = 25_000;
 
@@ -52,7 +52,7 @@ impl Pacing {
     }
 
     /// As [`plan`](Self::plan), for a program's thread that waits for a file. It looks again
-    /// without a sleep only if that pays ([`Spins`]).
+    /// without a sleep only if that is faster ([`Spins`]).
     pub(super) fn plan_waiting(&mut self, now: u64, oversubscribed: bool) -> Pause {
         let may_yield = self.plan(now, oversubscribed) == Pause::Yield;
         let quiet = now.saturating_sub(self.last_work);

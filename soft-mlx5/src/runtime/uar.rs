@@ -6,9 +6,9 @@
 //! words, so each look also checks a bounded number of the page's other queues.
 //!
 //! Programs write the halves of a register in turn. So if just one half was written since the last
-//! look, there was one doorbell, and no other queue has to be checked. A program that always writes
-//! the same half is recognized when it writes that half twice in a row. For programs that follow
-//! neither rule, all queues of the page are checked before the device sleeps.
+//! look, there was one doorbell, and no other queue needs to be checked. A program that always
+//! writes the same half is recognized when it writes that half twice in a row. For programs that
+//! follow neither rule, all queues of the page are checked before the device sleeps.
 
 mod page;
 mod region;
@@ -31,10 +31,9 @@ const PORTION: usize = 256;
 /// Checking a page whose lines are not in the cache costs as much as handling a small packet. All
 /// pages have their words at the same offsets, so few of these lines stay in the cache. So a look
 /// does not check all words:
-/// - pages that rang lately are looked at each time, or in turn if they are very many, and a number
-///   of the others in turn;
-/// - of a page's words, those of the register that rang last are looked at each time, and the
-///   others in turn.
+/// - it checks all pages that rang recently ("warm" ones), or if they are very many, some of them
+///   in turn; and some of the others ("cool" ones) in turn;
+/// - of a page's words, it checks those of the register that rang last, and the others in turn.
 ///
 /// Before the device sleeps, it checks all words. Each look checks a portion of the cool pages, so
 /// that new work need not wait for thousands of idle pages.
@@ -50,14 +49,14 @@ pub struct Uars {
     warm_turn: usize,
     /// The cool page at which the next check of them starts.
     turn: usize,
-    /// How many cool pages have to be checked before the device sleeps: those from `cursor` on,
+    /// How many cool pages must be checked before the device sleeps: those from `cursor` on,
     /// cyclically. `None` means all.
     unseen: Option<usize>,
     /// Index of the next page to look at before the device sleeps.
     cursor: usize,
-    /// Number of pages whose queues have to be checked soon.
+    /// Number of pages whose queues must be checked soon.
     unswept: usize,
-    /// How many pages were looked at.
+    /// How many pages were read.
     #[cfg(test)]
     looked: usize,
 }
@@ -118,14 +117,14 @@ impl Uars {
 
     /// Checks the pages that rang recently, and some others. If the device is about to sleep
     /// (`sleeps`), it reads all words of each page, and the others are the next portion of all
-    /// pages. Returns whether a page has to be checked again soon.
+    /// pages. Returns whether a page must be checked again soon.
     pub(super) fn look(&mut self, sleeps: bool, mut ring: impl FnMut(Doorbell)) -> bool {
         let warm = self.warm;
         if sleeps {
             self.look_at_portion(&mut ring);
         } else {
             // This look reads only few words of a page, and pages may change places. So the sweep
-            // before a sleep has to start again.
+            // before a sleep must start again.
             self.unseen = None;
             self.look_at_cool(&mut ring);
         }
@@ -133,12 +132,12 @@ impl Uars {
         self.unswept != 0
     }
 
-    /// Whether pages are left that have to be looked at before the device sleeps.
+    /// Whether pages are left that must be read before the device sleeps.
     pub(super) fn is_sweeping(&self) -> bool {
         self.unseen.is_some()
     }
 
-    /// Called when a thread that may have rung any doorbell begins to wait: all pages have to be
+    /// Called when a thread that may have rung any doorbell begins to wait: all pages must be
     /// checked before it sleeps.
     pub(super) fn sweep_anew(&mut self) {
         self.unseen = None;
@@ -158,9 +157,9 @@ impl Uars {
         self.turn = (first + count) % cool.max(1);
     }
 
-    /// Looks at the next cool pages of those that have to be looked at before the device sleeps.
-    /// The warm pages are looked at with each portion. A portion has at least as many cool pages,
-    /// so the warm ones at most double the work.
+    /// Reads the next cool pages of those that must be read before the device sleeps. The warm
+    /// pages are read with each portion. A portion has at least as many cool pages, so the warm
+    /// ones at most double the work.
     fn look_at_portion(&mut self, ring: &mut impl FnMut(Doorbell)) {
         let unseen = self.unseen.unwrap_or(self.pages.len() - self.warm);
         let portion = unseen.min(PORTION.max(self.warm));
@@ -170,7 +169,7 @@ impl Uars {
                 self.cursor = self.warm;
             }
             if self.look_at(self.cursor, true, ring) {
-                // The page that takes its place is looked at next.
+                // The page that takes its place is read next.
                 self.warm_up(self.cursor);
             } else {
                 self.cursor += 1;

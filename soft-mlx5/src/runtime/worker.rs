@@ -98,7 +98,7 @@ impl Worker {
     }
 
     /// Does one look: first at the wire, then at the doorbells and the clock. So an acknowledgement
-    /// that has arrived is handled before its time-out, even if the look is late.
+    /// that has arrived is handled before its timeout, even if the look is late.
     pub(super) fn look(&mut self, shared: &Shared, now: u64, whose: Whose) -> Look {
         // Earlier looks have received all packets of these processes.
         for station in self.receive(shared, now, whose) {
@@ -218,7 +218,7 @@ impl Worker {
     }
 
     /// Passes all other packets that have arrived to the core, because an answer is late. If this
-    /// thread did not run for a while, time-outs have expired although the peer has answered. The
+    /// thread did not run for a while, timeouts have expired although the peer has answered. The
     /// answer may be behind more packets than one look takes (including datagrams that the wire
     /// drops), or in files that the look skipped. Packets that the device sent to itself wait in
     /// the core.

@@ -196,7 +196,7 @@ impl Write for Recording {
             held.extend_from_slice(bytes);
             return Ok(bytes.len());
         }
-        // The program must not get a signal if the reader of a FIFO is gone.
+        // The program must not get a signal if the reader of a FIFO has ended.
         let written = without_signals(|| (&*self.file).write(bytes));
         written.inspect_err(|error| self.note(error))
     }

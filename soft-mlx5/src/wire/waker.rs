@@ -44,7 +44,7 @@ impl Waker {
 
     /// Says that the thread is awake, and empties the eventfd if it was written. `was_readable`:
     /// the sleep found it so. A waker claims the sleep, then writes. If the sleep ends in between,
-    /// the write comes during a later sleep, which no waker has claimed and which has to empty it.
+    /// the write comes during a later sleep, which no waker has claimed and which must empty it.
     pub fn end_sleep(&self, was_readable: bool) {
         if !self.asleep.swap(false, Ordering::Relaxed) || was_readable {
             let _ = self.event.read();

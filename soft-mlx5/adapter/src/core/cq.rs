@@ -64,7 +64,7 @@ pub struct CqParams {
 /// The changes of a modify command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CqModify {
-    /// Another ring; the host reads a "resized" CQE in the old one and goes on in the new one.
+    /// Another ring; the host reads a resize CQE in the old one and continues in the new one.
     pub ring: Option<CqRing>,
     /// Other moderation.
     pub moderation: Option<Moderation>,

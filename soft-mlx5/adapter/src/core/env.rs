@@ -144,7 +144,7 @@ impl Env {
     }
 
     /// Nanoseconds between two checks for receives posted to QPs in error: at first, and after a
-    /// long time without any. Posting a receive rings no doorbell, so the device has to check.
+    /// long time without any. Posting a receive rings no doorbell, so the device must check.
     pub(super) const ERROR_WATCH: std::ops::RangeInclusive<u64> = 50_000..=20_000_000;
 
     /// Starts the checks of a QP in error.

@@ -54,7 +54,7 @@ impl Core {
         Ok(())
     }
 
-    /// Number of frames that a rule took.
+    /// Number of frames that a rule matched.
     ///
     /// # Errors
     /// [`CoreError::NotFound`] without such a rule.

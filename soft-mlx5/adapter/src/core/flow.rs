@@ -125,7 +125,7 @@ impl FlowRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
-/// How many frames a rule took.
+/// The frames that a rule matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowHits {
     /// Frames.

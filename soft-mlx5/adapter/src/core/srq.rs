@@ -212,8 +212,8 @@ impl Srq {
         Err(NoReceive::Broken)
     }
 
-    /// Arms the limit (0 disarms). Returns `true` if fewer WQEs are left already: then the event is
-    /// due at once.
+    /// Arms the limit (0 disarms). Returns `true` if fewer WQEs are left already, so that the event
+    /// is due at once.
     pub(super) fn arm(&mut self, memory: &dyn HostMemory, limit: u16) -> Result<bool, CoreError> {
         if self.in_error {
             return Err(CoreError::InError { kind: ObjectKind::Srq, number: self.number.0 });
@@ -223,20 +223,20 @@ impl Srq {
         }
         self.refresh(memory)?;
         self.limit = limit;
-        Ok(self.is_undercut(memory))
+        Ok(self.reaches_limit(memory))
     }
 
-    /// Whether fewer WQEs than the limit are left. Returns `true` once per arming.
-    pub(super) fn is_undercut(&mut self, memory: &dyn HostMemory) -> bool {
+    /// Whether fewer WQEs than the limit are left. Disarms the limit when it returns `true`.
+    pub(super) fn reaches_limit(&mut self, memory: &dyn HostMemory) -> bool {
         if self.limit == 0 || self.posted.wrapping_sub(self.taken) >= self.limit {
             return false;
         }
         // More may have been posted since the record was read last.
-        let undercut = self.outstanding(memory).is_ok_and(|left| left < self.limit);
-        if undercut {
+        let is_below_limit = self.outstanding(memory).is_ok_and(|left| left < self.limit);
+        if is_below_limit {
             self.limit = 0;
         }
-        undercut
+        is_below_limit
     }
 }
 

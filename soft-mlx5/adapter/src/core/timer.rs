@@ -8,7 +8,7 @@ use super::{Cqn, Qpn};
 /// The object that a deadline belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
-    /// Acknowledgement or RNR time-out of a requester.
+    /// Acknowledgement or RNR timeout of a requester.
     Qp(Qpn),
     /// Moderation period of a CQ.
     Cq(Cqn),

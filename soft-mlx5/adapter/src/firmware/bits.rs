@@ -33,7 +33,7 @@ impl Field {
         u64::MAX >> (64 - self.width)
     }
 
-    /// Bytes that a structure must have to hold this field.
+    /// Bytes that a structure needs for this field.
     pub const fn end(self) -> usize {
         (self.bit + self.width).div_ceil(8)
     }

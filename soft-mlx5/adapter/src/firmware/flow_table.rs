@@ -404,7 +404,7 @@ pub(super) fn destroy_group(firmware: &mut Firmware<'_>, command: &mut Command<'
     Ok(())
 }
 
-/// The destinations and counters of an entry, all of which have to exist.
+/// The destinations and counters of an entry, all of which must exist.
 fn targets(firmware: &Firmware<'_>, command: &Command<'_>) -> Result<Targets, Refusal> {
     let action = command.get(flow_context::ACTION.at(ENTRY_CONTEXT)) as u16;
     if action & !(ALLOW | DROP | FORWARD | COUNT) != 0 {

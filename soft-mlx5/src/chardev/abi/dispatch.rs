@@ -185,7 +185,7 @@ fn handle(raw: IoctlAttr) -> Result<u32, Errno> {
     u32::try_from(raw.data).map_err(|_| wrong)
 }
 
-/// A handle or descriptor is the attribute's data; length and enum id have to be 0.
+/// A handle or descriptor is the attribute's data; length and enum id must be 0.
 fn check_bare(raw: IoctlAttr) -> Result<(), Errno> {
     if raw.enum_id != 0 || raw.len != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
@@ -197,7 +197,7 @@ fn check_length(size: Size, raw: IoctlAttr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Bytes after the known ones have to be zero in attributes that may be longer.
+/// Bytes after the known ones must be zero in attributes that may be longer.
 fn check_tail(call: &Call<'_>, given: &Given, size: Size) -> Result<(), Errno> {
     let length = given.length.saturating_sub(size.known);
     if length == 0 || !size.zero_trailing {

@@ -62,7 +62,7 @@ impl ClockPages {
         &self.pages
     }
 
-    /// Counts a context that maps a page: the counter has to be updated from now on.
+    /// Counts a context that maps a page: the counter must be updated from now on.
     pub(crate) fn watch(&self) {
         self.watchers.fetch_add(1, Ordering::SeqCst);
     }
@@ -72,7 +72,7 @@ impl ClockPages {
         self.watchers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// When the counter has to be updated next; `None` if no context watches it.
+    /// When the counter must be updated next; `None` if no context watches it.
     pub(crate) fn next_update(&self, now: u64) -> Option<u64> {
         (self.watchers.load(Ordering::SeqCst) != 0).then_some(now + PERIOD)
     }

@@ -19,7 +19,7 @@ pub(crate) trait ManagementAgent: std::fmt::Debug + Send + Sync {
     /// The process with this station has ended. Everything that it sent has been delivered.
     fn peer_ended(&self, station: Station);
 
-    /// The device is gone.
+    /// The device was removed.
     fn removed(&self);
 }
 

@@ -131,7 +131,7 @@ fn check_clock_info(request: &Request, place: &Place) -> Result<(), Errno> {
     check_clock(request, libc::PROT_WRITE | libc::PROT_EXEC)
 }
 
-/// `mlx5_ib_mmap_offset`: the memory of an object, which has to be mapped as a whole.
+/// `mlx5_ib_mmap_offset`: the memory of an object, which must be mapped as a whole.
 fn entry(
     device: &DeviceShared,
     context: &Context,

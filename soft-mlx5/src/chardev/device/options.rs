@@ -189,7 +189,7 @@ pub(crate) struct Options {
     pub(crate) send_queue_drain: bool,
     /// Whether there are dynamically connected queue pairs.
     pub(crate) dynamically_connected: bool,
-    /// Whether each Ethernet packet's first 18 bytes have to be inside the WQE.
+    /// Whether each Ethernet packet's first 18 bytes must be inside the WQE.
     pub(crate) inline_headers: bool,
     /// Rates in kbit/s that raw packet QPs can be limited to.
     pub(crate) packet_pacing: PacketPacing,

@@ -278,7 +278,7 @@ fn leftovers(qpn: Qpn, group: u8) -> FlowRule {
     rule
 }
 
-/// An Ethernet type next to an IP spec has to be fully masked and be the IP version's or MPLS
+/// An Ethernet type next to an IP spec must be fully masked and be the IP version's or MPLS
 /// (`is_valid_ethertype`).
 fn check_ether_type(rule: &FlowRule) -> Result<(), Errno> {
     let (mask, value) = (rule.mask.ether_type.get(), rule.value.ether_type.get());
@@ -379,7 +379,7 @@ impl<T> Filter<T> {
 
 /// Value and mask are the two halves of the bytes after the header. A half may be shorter than the
 /// kernel's struct (libibverbs sends 8 of 12 bytes for IPv4). In a longer one, the mask after the
-/// struct has to be zero (`spec_filter_size`).
+/// struct must be zero (`spec_filter_size`).
 fn filter<T: FromBytes + IntoBytes>(spec: &[u8]) -> Result<Filter<T>, Errno> {
     let both = &spec[size_of::<FlowSpecHdr>()..];
     let (val, mask) = both.split_at(both.len() / 2);

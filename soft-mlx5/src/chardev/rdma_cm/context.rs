@@ -22,7 +22,7 @@ pub(super) struct Context {
     pub(super) reported: u32,
     /// Connection requests that may still be queued.
     pub(super) backlog: u32,
-    /// The device is gone: every command fails, except destroying the id.
+    /// The device was removed: every command fails, except destroying the id.
     pub(super) is_closing: bool,
     /// Sockets that claim its port, so that other processes' ids cannot have it.
     pub(super) claims: Vec<OwnedFd>,

@@ -47,7 +47,7 @@ pub(super) fn publish(
     binding: &Binding,
     station: Station,
 ) -> Result<Vec<OwnedFd>, CmaError> {
-    let entry = |at| unless_short(named(&format!("{}{station}", prefix(space, at)))).transpose();
+    let entry = |at| or_shortage(named(&format!("{}{station}", prefix(space, at)))).transpose();
     shared_of(binding).filter_map(entry).collect()
 }
 
@@ -60,7 +60,7 @@ pub(super) fn claim(space: PortSpace, binding: &Binding) -> Result<Vec<OwnedFd>,
     let taken = if binding.is_wildcard { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
     let claim = |at| match named(&format!("{}port", prefix(space, at))) {
         Err(Errno::EADDRINUSE) => Some(Err(CmaError(taken))),
-        result => unless_short(result).transpose(),
+        result => or_shortage(result).transpose(),
     };
     shared_of(binding).filter_map(claim).collect()
 }
@@ -72,11 +72,12 @@ fn named(name: &str) -> nix::Result<OwnedFd> {
     Ok(entry)
 }
 
-/// Turns errors into `None`, because the system may not have such files or sockets.
+/// Turns errors other than shortages into `None`, because the system may not have such files or
+/// sockets.
 ///
 /// # Errors
-/// A lack of descriptors or memory, which does not tell whether another process has the port.
-pub(super) fn unless_short<T, E>(result: Result<T, E>) -> Result<Option<T>, CmaError>
+/// A lack of descriptors or memory. It is then unknown whether another process has the port.
+pub(super) fn or_shortage<T, E>(result: Result<T, E>) -> Result<Option<T>, CmaError>
 where
     io::Error: From<E>,
 {
@@ -93,7 +94,7 @@ where
 /// # Errors
 /// A lack of descriptors or memory.
 pub(super) fn find(space: PortSpace, to: SocketAddr) -> Result<Option<Station>, CmaError> {
-    let sockets = unless_short(std::fs::read_to_string("/proc/self/net/unix"))?;
+    let sockets = or_shortage(std::fs::read_to_string("/proc/self/net/unix"))?;
     let is_one = |shared: &IpAddr| shared.is_ipv4() == to.is_ipv4();
     let at = SHARED.into_iter().find(is_one).map(|shared| SocketAddr::new(shared, to.port()));
     Ok(sockets.zip(at).and_then(|(sockets, at)| station_in(&sockets, &prefix(space, at))))

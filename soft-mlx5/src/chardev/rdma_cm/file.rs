@@ -47,7 +47,7 @@ impl CmFile {
     }
 
     /// The number of a command's error. [`Errno`] has no variant for [`CmaError::NOT_SUPPORTED`],
-    /// the only error of the kernel that nix does not know: `UnknownErrno` stands for it.
+    /// the only error of the kernel that nix does not know: `UnknownErrno` represents it.
     pub fn errno_number(errno: Errno) -> i32 {
         match errno {
             Errno::UnknownErrno => CmaError::NOT_SUPPORTED.0,
@@ -102,7 +102,7 @@ impl CmFile {
 }
 
 /// Waits for an event. If another thread has closed the descriptor, no event will come. The
-/// kernel's call then goes on waiting until a signal ends it, and so does this one.
+/// kernel's call then continues to wait until a signal ends it, and so does this one.
 fn wait(descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = match fcntl(descriptor, FcntlArg::F_GETFL) {
         Err(Errno::EBADF) => return poll(&mut [], PollTimeout::NONE).map(drop),

@@ -46,7 +46,7 @@ impl Stack {
         Some(device.shared.options())
     }
 
-    /// Lists a listener that 127.0.0.1 or ::1 leads to.
+    /// Publishes a listener that is reachable at 127.0.0.1 or ::1.
     ///
     /// # Errors
     /// See [`directory::publish`].
@@ -57,7 +57,8 @@ impl Stack {
         }
     }
 
-    /// Keeps other processes' ids from the port of a bound id, where 127.0.0.1 or ::1 leads to it.
+    /// Reserves the port of a bound id that is reachable at 127.0.0.1 or ::1, so that ids of other
+    /// processes cannot bind to it.
     ///
     /// # Errors
     /// See [`directory::claim`].
@@ -124,8 +125,8 @@ impl Stack {
         (0..self.devices.len()).find(is_one)
     }
 
-    /// The route from a device at an address of an interface; `None` if neither address leads to
-    /// such a device.
+    /// The route from a device at an interface's address; `None` if no such device is at `source`
+    /// or has a route to `to`.
     fn route_outside(&self, source: Option<IpAddr>, to: IpAddr) -> Result<Option<Route>, CmaError> {
         let device = match source.map_or_else(|| self.find_at(to), |source| self.find_at(source)) {
             None if source.is_none() => self.first_towards(to)?,
@@ -151,7 +152,7 @@ impl Stack {
             return Ok(None);
         }
         let preferred =
-            directory::unless_short(source_towards(to))?.and_then(|source| self.find_at(source));
+            directory::or_shortage(source_towards(to))?.and_then(|source| self.find_at(source));
         let reaches = |device: &DeviceNumber| {
             let own = self.options(*device).and_then(interface_of);
             own.is_some_and(|own| {
@@ -161,7 +162,7 @@ impl Stack {
         Ok(preferred.or_else(|| (0..self.devices.len()).find(reaches)))
     }
 
-    /// The route to the process that listens on a port, else to the device itself.
+    /// The route to the process that listens on the port, else to the device itself.
     fn route_to_machine(
         &self,
         source: Option<IpAddr>,
@@ -205,7 +206,7 @@ impl Stack {
 
     /// The route to a multicast group, which needs no neighbour.
     fn route_to_group(&self, source: Option<IpAddr>, group: IpAddr) -> Result<Route, CmaError> {
-        let device = self.way_out(source, None)?;
+        let device = self.sending_device(source, None)?;
         let options = self.options(device).ok_or(NO_DEVICE)?;
         let own = options.station().ok_or(NO_DEVICE)?;
         let source = source.unwrap_or_else(|| address_of(own, group));
@@ -218,7 +219,7 @@ impl Stack {
     }
 
     /// The device that sends the packets.
-    fn way_out(
+    fn sending_device(
         &self,
         source: Option<IpAddr>,
         destination: Option<Station>,
@@ -265,9 +266,9 @@ impl Addresses for Stack {
             let options = self.options(device).ok_or(NO_DEVICE)?;
             return Ok(Interface { device, gid: gid_of(options, address) });
         }
-        // Of another interface of the machine?
+        // The address may belong to another interface of the machine.
         let is_own = !address.is_loopback()
-            && directory::unless_short(UdpSocket::bind((address, 0)))?.is_some();
+            && directory::or_shortage(UdpSocket::bind((address, 0)))?.is_some();
         Err(if is_own { NO_DEVICE } else { NOT_OWN })
     }
 
@@ -290,7 +291,7 @@ impl Addresses for Stack {
             return self.route_to_group(source, to.ip());
         }
         let destination = station_at(to.ip()).ok_or(NO_ROUTE)?;
-        let device = self.way_out(source, Some(destination))?;
+        let device = self.sending_device(source, Some(destination))?;
         self.route_between_stations(device, source, Some(destination), to.ip())
     }
 
@@ -318,7 +319,7 @@ fn interface_of(options: &Options) -> Option<&NetInterface> {
     }
 }
 
-/// The address that the machine's routes send from to this one.
+/// The source address that the machine's routes choose for packets to `to`.
 fn source_towards(to: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -342,7 +343,7 @@ fn is_machine(address: IpAddr) -> bool {
     address.is_unspecified() || address == v4 || address == IpAddr::from(Ipv6Addr::LOCALHOST)
 }
 
-/// The station that an IP address names.
+/// The station with an IP address.
 fn station_at(address: IpAddr) -> Option<Station> {
     match address {
         IpAddr::V4(v4) => Station::new(v4),
@@ -350,7 +351,7 @@ fn station_at(address: IpAddr) -> Option<Station> {
     }
 }
 
-/// A station's address of the other's family.
+/// A station's address in the address family of `other`.
 fn address_of(station: Station, other: IpAddr) -> IpAddr {
     match other {
         IpAddr::V4(_) => station.address().into(),
@@ -358,7 +359,7 @@ fn address_of(station: Station, other: IpAddr) -> IpAddr {
     }
 }
 
-/// The GID of a device's address. InfiniBand has one, whatever the address.
+/// The GID of a device's address. On InfiniBand it is the same for all addresses.
 fn gid_of(options: &Options, address: IpAddr) -> Gid {
     if let Some(own) = interface_of(options) {
         return own.gid();

@@ -117,7 +117,7 @@ impl<T: Copy + Ord> Sharers<T> {
         self.urgent |= is_likely;
     }
 
-    /// Whether queues have to be checked soon.
+    /// Whether queues must be checked soon.
     fn is_urgent(&self) -> bool {
         self.urgent && self.owed != 0
     }
@@ -173,7 +173,7 @@ impl Page {
         self.send_queues.queues.is_empty() && self.completion_queues.queues.is_empty()
     }
 
-    /// Whether queues have to be checked soon.
+    /// Whether queues must be checked soon.
     pub(super) fn owes(&self) -> bool {
         self.send_queues.is_urgent() || self.completion_queues.is_urgent()
     }
@@ -240,7 +240,7 @@ impl Page {
         true
     }
 
-    /// Whether every look has to check this page.
+    /// Whether every look must check this page.
     pub(super) fn is_warm(&self) -> bool {
         self.owes() || self.silent < COOL_AFTER
     }

@@ -63,7 +63,7 @@ pub struct Rings {
     link: Link,
     users: Users,
     listener: UnixListener,
-    /// A spare descriptor, closed for a moment to accept a connection that has to be refused.
+    /// A spare descriptor, closed for a moment to accept a connection that must be refused.
     spare: Option<OwnedFd>,
     /// When the listener is added to `sockets` again.
     paused_until: Option<u64>,
@@ -315,7 +315,7 @@ impl Rings {
         self.paused_until = added.is_err().then(|| now.saturating_add(ACCEPT_PAUSE));
     }
 
-    /// When the sockets have to be handled even if no socket is ready.
+    /// When the sockets must be handled even if no socket is ready.
     pub(in crate::wire) fn next_wake(&self) -> Option<u64> {
         self.paused_until.into_iter().chain(self.suspects.next()).min()
     }

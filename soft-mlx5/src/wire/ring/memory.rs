@@ -73,7 +73,7 @@ impl Mapped {
         debug_assert!(index < LEN / 8);
         // SAFETY: all callers stay below CONTROLS + DATA words, the mapping's length, and a
         // multiple of 8 from its page-aligned start is aligned. It lives as long as self. The file
-        // has that length for ever (sealed against shrinking, checked in `is_whole`) and is of
+        // has that length forever (sealed against shrinking, checked in `is_whole`) and is of
         // ordinary memory, whose pages are there (`create`) or come back when touched
         // (`counts_pages`). This process accesses it by atomics, and by copies that do as atomics
         // do (`copy.rs`); the other one is outside of this program's memory model.

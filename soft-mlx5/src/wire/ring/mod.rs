@@ -182,7 +182,7 @@ impl<W: Words> Producer<W> {
         Ok(cells(len) <= self.words.cells() - used(&self.words, self.head, tail)?)
     }
 
-    /// Called after packets were pushed: whether the consumer sleeps and has to be woken.
+    /// Called after packets were pushed: whether the consumer sleeps and must be woken.
     fn must_wake(&self) -> bool {
         sleeps(&self.words, Control::ConsumerSleeps)
     }
@@ -250,7 +250,7 @@ impl<W: Words> Consumer<W> {
         used(&self.words, head, self.tail).map(|_| head)
     }
 
-    /// Publishes the free cells to the producer. Returns whether the producer has to be woken.
+    /// Publishes the free cells to the producer. Returns whether the producer must be woken.
     fn give_back(&mut self) -> bool {
         if self.published == self.tail {
             return false;

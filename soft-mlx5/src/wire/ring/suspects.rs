@@ -46,7 +46,7 @@ impl Suspects {
         self.0.push(Suspect { peer, next: now, pause: FIRST });
     }
 
-    /// When [`Suspects::take`] has to be called next.
+    /// When [`Suspects::take`] must be called next.
     pub(super) fn next(&self) -> Option<u64> {
         self.0.iter().map(|suspect| suspect.next).min()
     }

@@ -57,7 +57,7 @@ impl Qp {
         self.params.qp_type == QpType::DcInitiator
     }
 
-    /// Whether a WQE has to wait until the initiator is connected to its target.
+    /// Whether a WQE must wait until the initiator is connected to its target.
     pub(super) fn needs_connection(&self, env: &Env, wqe: &SendWqe) -> bool {
         if !self.is_initiator() || wqe.outcome.is_some() || wqe.is_local() {
             return false;

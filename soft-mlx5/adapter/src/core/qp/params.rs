@@ -363,7 +363,7 @@ pub struct QpAttributes {
     pub min_rnr_timer: Option<u8>,
     /// Local ACK timeout code of the primary path, 0..=31.
     pub ack_timeout: Option<u8>,
-    /// Retries after time-outs and sequence errors, 0..=7.
+    /// Retries after timeouts and sequence errors, 0..=7.
     pub retry_count: Option<u8>,
     /// Retries after RNR NAKs, 0..=6; 7 for no limit.
     pub rnr_retry: Option<u8>,

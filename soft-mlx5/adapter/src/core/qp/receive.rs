@@ -96,9 +96,9 @@ impl Qp {
         wqe.pd = srq.params.pd;
         let was_in_error = srq.in_error;
         let taken = srq.take(&*env.memory, &mut wqe.raw);
-        let undercut = srq.is_undercut(&*env.memory);
+        let is_below_limit = srq.reaches_limit(&*env.memory);
         let broke = srq.in_error && !was_in_error;
-        if undercut && !broke {
+        if is_below_limit && !broke {
             env.raise(AsyncKind::SrqLimitReached, EventObject::Srq(srqn));
         }
         if broke {
@@ -211,8 +211,8 @@ impl Qp {
 
     /// The CQ that a receive WQE completes to, and the user index (version 1) or SRQ number
     /// (version 0) in its CQE. The CQEs of a DC target have the target's own user index, by which
-    /// libmlx5 finds it (`create_dct` and `get_resp_ctx_v1` in providers/mlx5). No adapter has
-    /// confirmed it.
+    /// libmlx5 finds it (`create_dct` and `get_resp_ctx_v1` in providers/mlx5; unconfirmed on an
+    /// adapter).
     pub(super) fn receive_cq(&self, env: &Env, wqe: &ReceiveWqe) -> (Cqn, u32) {
         self.cq_of_srq(env, wqe.srq)
     }

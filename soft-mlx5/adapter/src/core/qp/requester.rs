@@ -31,7 +31,7 @@ pub(super) struct Requester {
     rung: bool,
     /// WQEs that have begun and are not completed, oldest first.
     pub(super) begun: VecDeque<Box<SendWqe>>,
-    /// A WQE that was read but has to wait: for a fence, or until fewer READs are outstanding.
+    /// A WQE that was read but must wait: for a fence, or until fewer READs are outstanding.
     waiting: Option<Box<SendWqe>>,
     /// Requests that the device itself makes, on a QP without a send ring.
     offloads: VecDeque<Box<SendWqe>>,

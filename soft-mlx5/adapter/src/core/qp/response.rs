@@ -1,4 +1,4 @@
-//! The requester's receiving side: acknowledgements, READ and atomic responses, time-outs, retries.
+//! The requester's receiving side: acknowledgements, READ and atomic responses, timeouts, retries.
 
 use super::super::env::Env;
 use super::super::{AsyncKind, EventObject};

@@ -143,7 +143,7 @@ const OF_OBJECTS: &[EventType] = &[
     EventType::DCT_KEY_VIOLATION,
 ];
 
-/// The file of a subscription, and how it tells events.
+/// The file of a subscription, and the form of its events.
 fn receiver(call: &Call<'_>) -> Result<(Weak<EventQueue>, Way), Errno> {
     let fd = call.given(subscribing::FD_HANDLE.id())?.data as i32;
     let file = call.state.event_files.file(fd, Kind::DevxEvents)?;

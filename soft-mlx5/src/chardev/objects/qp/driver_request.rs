@@ -50,7 +50,7 @@ pub(crate) fn user_index(cqe_version: u8, requested: u32) -> Result<u32, Errno> 
     }
 }
 
-/// `set_rq_size`: WQEs in the ring, and entries in each. Without a receive queue both have to be 0.
+/// `set_rq_size`: WQEs in the ring, and entries in each. Without a receive queue both must be 0.
 pub(super) fn check_receive_ring(
     request: &mut Request,
     ucmd: &mlx5::CreateQp,

@@ -77,7 +77,7 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     answer_driver(call, ucmd)
 }
 
-/// The port has to be 1, and the path's port that of the QP (`modify_qp` in uverbs_cmd.c).
+/// The port must be 1, and the path's port that of the QP (`modify_qp` in uverbs_cmd.c).
 pub(super) fn check_ports(request: &mut ModifyQp, before: Remembered) -> Result<(), Errno> {
     let given = request.attr_mask.bits();
     let bad_port = given & mask::PORT != 0 && request.port_num != 1;
