@@ -247,6 +247,8 @@ static void events(void)
 	/* Twice in a row, without a poll between. */
 	CHECK(ibv_resize_cq(cq, 64) == 0 && cq->cqe >= 64);
 	CHECK(ibv_resize_cq(cq, 30) == 0 && cq->cqe >= 30);
+	/* A resize is nothing that an event reports. */
+	CHECK(ibv_req_notify_cq(cq, 0) == 0 && poll(&readable, 1, 50) == 0);
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 

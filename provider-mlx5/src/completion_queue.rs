@@ -198,6 +198,7 @@ impl CompletionQueue {
     ///
     /// Poll once more after arming: a completion that arrived just before raises no event.
     pub fn arm(&mut self, which: Arm) {
+        self.follow_marks();
         self.publish();
         let arm = CqArm {
             sequence: self.arm_sequence,

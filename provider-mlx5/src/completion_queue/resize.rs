@@ -57,9 +57,9 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Leaves each ring whose mark is the next CQE, without a poll, because a program may resize
-    /// twice in a row.
-    fn follow_marks(&mut self) {
+    /// Leaves each ring whose mark is the next CQE, without a poll: a program may resize twice in a
+    /// row, and an event reports completions, which a mark is not.
+    pub(super) fn follow_marks(&mut self) {
         for _ in 0..=self.pending.len() {
             let next = self.ring.written(self.consumed);
             if !next.is_some_and(is_mark) || !self.pass_mark() {
