@@ -5,19 +5,19 @@ use std::io;
 
 use uverbs::cq::Status;
 
-/// Why a stream broke. It is inside the [`io::Error`]s of a broken stream ([`io::Error::get_ref`]).
+/// Why a stream broke. The [`io::Error`]s of a broken stream contain it ([`io::Error::get_ref`]).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Broken {
     /// The peer, or its kernel, ended the connection before the peer's data ended.
     Disconnected,
-    /// A work request failed: `RetryExceeded` if the peer vanished.
+    /// A work request failed, with `RetryExceeded` if the peer no longer answers.
     Failed(Status),
-    /// The peer sent what the protocol does not allow.
+    /// The peer violated the protocol.
     Protocol(&'static str),
     /// The device was removed.
     DeviceRemoved,
-    /// A verb failed; it is the source.
+    /// A verb failed. Its error is the source.
     Verb(uverbs::Error),
 }
 
@@ -25,9 +25,9 @@ impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disconnected => f.write_str("the peer disconnected before its data ended"),
-            Self::Failed(Status::RetryExceeded) => f.write_str("the peer does not answer any more"),
+            Self::Failed(Status::RetryExceeded) => f.write_str("the peer no longer answers"),
             Self::Failed(status) => write!(f, "the connection failed: {status:?}"),
-            Self::Protocol(cause) => write!(f, "the peer broke the protocol: {cause}"),
+            Self::Protocol(cause) => write!(f, "the peer violated the protocol: {cause}"),
             Self::DeviceRemoved => f.write_str("the device was removed"),
             Self::Verb(error) => error.fmt(f),
         }
@@ -44,7 +44,7 @@ impl std::error::Error for Broken {
 }
 
 impl Broken {
-    /// Whether a socket would have been reset.
+    /// Whether a socket would report a reset.
     pub(crate) fn is_reset(&self) -> bool {
         self.kind() == io::ErrorKind::ConnectionReset
     }

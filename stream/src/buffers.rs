@@ -1,16 +1,17 @@
-//! Registered buffers that written bytes are sent from.
+//! The registered buffers from which written bytes are sent.
 
 use uverbs::{ProtectionDomain, Slab, Slot};
 
 use crate::config::Config;
 
-/// How many small buffers a stream has, for writes that do not fit into the work request but would
-/// waste a large buffer. Each holds [`SMALL_BYTES`]. Without them, as few such writes would be on
-/// their way as there are large buffers, and the writer would sleep for each few of them.
+/// The number of small buffers, for writes that do not fit into the work request but would waste a
+/// large buffer. Without them, only as many such writes as there are large buffers could be in
+/// flight, and the writer would often sleep.
 const SMALL: u32 = 32;
+/// The size of a small buffer.
 const SMALL_BYTES: u32 = 1 << 10;
 
-/// A stream's buffers. They come back with the completion of a signaled send.
+/// A stream's buffers. The completion of a signaled send returns them.
 #[derive(Debug)]
 pub(crate) struct SendBuffers {
     large: Size,
@@ -21,9 +22,9 @@ pub(crate) struct SendBuffers {
 #[derive(Debug)]
 struct Size {
     slab: Slab,
-    /// Buffers of sends since the last signaled one, and how many there may be with the next: at
-    /// most half of all wait for a signaled send.
+    /// The buffers of sends since the last signaled one.
     unsignaled: usize,
+    /// The most of them before a send must be signaled: half of all buffers.
     most: usize,
 }
 
@@ -35,7 +36,7 @@ impl Size {
 }
 
 impl SendBuffers {
-    /// The buffers, and a slab for receives, in one registration.
+    /// Creates the buffers, and a slab for `receives` (number, bytes), in one registration.
     pub(crate) fn with_receives(
         pd: &ProtectionDomain,
         config: &Config,
@@ -47,27 +48,27 @@ impl SendBuffers {
         Ok((Self { large: Size::new(large), small: Size::new(small) }, receives))
     }
 
-    /// A buffer for a message of `bytes`, or of as many as it holds.
+    /// Takes a free buffer for a message of `bytes`, or for a part of it.
     pub(crate) fn take(&self, bytes: usize) -> Option<Slot> {
         let fits = bytes <= self.small.slab.slot_bytes() as usize;
         let small = if fits { self.small.slab.take() } else { None };
         small.or_else(|| self.large.slab.take())
     }
 
-    /// Counts a buffer that the next send takes along. If all have one size, the few large ones
-    /// decide.
+    /// Counts the buffer of the next send. If small and large buffers have the same size, all count
+    /// as large, of which there are fewer.
     pub(crate) fn sends(&mut self, slot: &Slot) {
         let is_small = slot.capacity() < self.large.slab.slot_bytes() as usize;
         let size = if is_small { &mut self.small } else { &mut self.large };
         size.unsignaled += 1;
     }
 
-    /// Whether the next send has to be signaled so that buffers come back.
+    /// Whether the next send must be signaled so that buffers are returned.
     pub(crate) fn is_signal_due(&self) -> bool {
         [&self.large, &self.small].iter().any(|size| size.unsignaled >= size.most)
     }
 
-    /// A signaled send was posted.
+    /// Notes that a signaled send was posted.
     pub(crate) fn signaled(&mut self) {
         (self.large.unsignaled, self.small.unsignaled) = (0, 0);
     }

@@ -9,19 +9,19 @@ use uverbs::qp::AckTimeout;
 
 use crate::{Listener, Stream};
 
-/// Bytes of the largest ring: lengths are sent as the 32 bits of immediate data.
+/// The size of the largest ring in bytes. Lengths are sent as 32 bits of immediate data.
 pub(crate) const MAX_RING: u32 = 1 << 30;
 /// Most data messages in flight to the peer.
 const MESSAGES: u32 = 112;
-/// Receives for reports, besides those for data. Each report covers at least a quarter of the ring
-/// or a quarter of the messages. So before the peer polls one, at most 8 of them can be in flight,
-/// with one for the end of the data and one that wakes a reader.
+/// Receives for reports, in addition to those for data. Each report covers at least a quarter of
+/// the ring or a quarter of the messages, so at most 8 can be in flight before the peer polls one,
+/// and with them one for the end of the data and one that wakes a reader.
 pub(crate) const RESERVED: u32 = 16;
 /// Receives that are posted.
 pub(crate) const RECEIVES: u32 = MESSAGES + RESERVED;
 /// Sends that may be outstanding.
 pub(crate) const SENDS: u32 = 256;
-/// Bytes that travel inside the work request.
+/// The most bytes that a send has inline.
 pub(crate) const INLINE: u32 = 128;
 
 const MAX_SLOT: u32 = 16 << 20;
@@ -29,8 +29,8 @@ const MIN_SLOTS: u32 = 4;
 /// The kernel's default limit of a backlog (`net.rdma_ucm.max_backlog`).
 const MAX_WAITING: u32 = 1024;
 
-/// Options of streams and of listeners, in the manner of a builder. [`Stream::connect`] and
-/// [`Listener::bind`] have the defaults.
+/// A builder for streams and listeners. [`Stream::connect`] and [`Listener::bind`] use the
+/// defaults.
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
@@ -86,99 +86,98 @@ impl Config {
         Self::default()
     }
 
-    /// The device to use. Otherwise the address decides, among the kernel's devices, unless the
+    /// The device to use. By default the address selects one of the kernel's devices, unless the
     /// environment variable `UVERBS_DEVICE` names the software device.
     pub fn context(mut self, context: &Context) -> Self {
         self.context = Some(context.clone());
         self
     }
 
-    /// Bytes that the peer may send before they are read here: 1 to 2^30, rounded up to whole
+    /// How many bytes the peer may send before they are read here: 1 to 2^30, rounded up to whole
     /// pages; 128 KiB by default.
     pub fn receive_ring(mut self, bytes: u32) -> Self {
         self.ring = bytes;
         self
     }
 
-    /// Registered buffers that written bytes are sent from: `buffers` (at least 4) of `bytes` each
-    /// (1 byte to 16 MiB); by default 8 of 16 KiB. One RDMA WRITE carries at most one buffer.
-    /// Writes of up to 1 KiB, or of `bytes` if that is less, have 32 buffers of their own.
+    /// The registered buffers from which written bytes are sent: `buffers` (4 to 256) of `bytes`
+    /// each (1 byte to 16 MiB); by default 8 of 16 KiB. One RDMA WRITE carries at most one buffer.
+    /// Writes of up to 1 KiB, or of up to `bytes` if that is less, have 32 additional buffers.
     pub fn send_buffers(mut self, buffers: u32, bytes: u32) -> Self {
         (self.slots, self.slot_bytes) = (buffers, bytes);
         self
     }
 
-    /// How long a call that has to wait polls before it sleeps; the default is not to poll.
-    /// Polling saves the wake-up and costs a processor. Tasks of tokio never poll.
+    /// How long a call that has to wait polls before it sleeps; by default it does not poll.
+    /// Polling avoids the latency of a wake-up, but occupies a processor. Tokio streams never poll.
     pub fn spin(mut self, time: Duration) -> Self {
         self.spin = time;
         self
     }
 
-    /// How long connecting may take, with all addresses of a name together. The time begins once
-    /// the name is looked up, which it does not bound. Without a limit, connecting to a peer that
-    /// does not answer fails after 74 seconds (16 attempts, 4.6 s apart; a kernel's timers make it
-    /// up to 78).
+    /// How long connecting may take, for all addresses of a name together. It begins after the name
+    /// is looked up; the lookup is not limited. By default there is no limit, and connecting to a
+    /// peer that does not answer fails after 74 to 78 seconds (16 attempts, at least 4.6 s apart).
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
     }
 
-    /// The local ACK timeout of the queue pair, and how often (0 to 7) a packet is sent again: a
-    /// peer that vanished is noticed by a write after about four times their product. The defaults
-    /// are the connection manager's 1.07 s and 7.
+    /// The local ACK timeout of the queue pair, and how often (0 to 7) a packet is sent again. If
+    /// the peer's machine fails, a write notices that after about four times their product. The
+    /// defaults are the connection manager's 1.07 s, and 7.
     pub fn acknowledgement(mut self, timeout: AckTimeout, retries: u8) -> Self {
         (self.ack_timeout, self.retries) = (Some(timeout), retries);
         self
     }
 
-    /// The longest time that dropping a stream waits until the peer's device has all written bytes;
-    /// 10 seconds by default. In tasks dropping does not wait: the connection stays open for at
-    /// most that time while the runtime runs. With zero, dropping aborts the connection: the peer
-    /// gets `ConnectionReset`.
+    /// How long dropping a stream waits, at most, until the peer's device has all written bytes; 10
+    /// seconds by default. Dropping a tokio stream does not wait: the connection stays open for at
+    /// most that time while the runtime runs. With zero, dropping aborts the connection, and the
+    /// peer gets `ConnectionReset`.
     pub fn linger(mut self, time: Duration) -> Self {
         self.linger = time;
         self
     }
 
-    /// Connections that may wait to be accepted; by default the host's limit (1024).
+    /// The most connection requests that may wait to be accepted; by default the host's limit (1024
+    /// unless configured).
     pub fn backlog(mut self, connections: u32) -> Self {
         self.backlog = connections;
         self
     }
 
-    /// The most peers for which a listener has queues, a ring and send buffers before they have
-    /// confirmed their connection; 256 by default. A peer that never confirms counts for about a
-    /// minute, until the connection manager gives it up. Peers of one address get at most three
-    /// quarters of these places. When all are taken, the address with the most peers loses its
-    /// oldest one, if that has been silent for 5 s, to an address with at least two fewer. Further
-    /// peers wait without queues and buffers, as many as the [backlog](Self::backlog) allows. The
-    /// listener refuses more.
+    /// The most half-open peers: those that have not yet confirmed their connection, for which the
+    /// listener already has queues, a ring and send buffers; 256 by default. A peer that never
+    /// confirms counts for about a minute, until the connection manager gives up. Peers of one
+    /// address can be at most three quarters of them. At the limit, the oldest peer of the address
+    /// with the most is evicted, if it has been silent for 5 s, for a peer of an address with at
+    /// least two fewer. Further peers wait without queues and buffers, as many as the
+    /// [backlog](Self::backlog) allows; the listener refuses more.
     pub fn half_open(mut self, peers: u32) -> Self {
         self.half_open = peers;
         self
     }
 
-    /// The most requests that a listener keeps without queues.
+    /// The most requests that wait without queues.
     pub(crate) fn most_waiting(&self) -> usize {
         let most = if self.backlog == 0 { MAX_WAITING } else { self.backlog };
         most as usize
     }
 
-    /// Lets ids that connect bind to the same address, if they allow it too
-    /// (`uverbs::cm::ListenerBuilder::reuse_address`). Another id
-    /// cannot listen there.
+    /// Lets connecting ids bind to the listener's address, if they also allow it (see
+    /// `uverbs::cm::ListenerBuilder::reuse_address`). No other id can listen on it.
     pub fn reuse_address(mut self) -> Self {
         self.reuse_address = true;
         self
     }
 
-    /// Listens at `address`. If a name has several addresses, the first that works is used.
+    /// Listens on `address`. If a name has several addresses, the first that works is used.
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `AddrInUse`; `AddrNotAvailable` if the address is not
-    /// this machine's, or a listener at all addresses has the port; `NotFound` if no RDMA device
-    /// has the address or there is no connection manager; other errors of the kernel.
+    /// one of this machine, or a listener on all addresses has the port; `NotFound` if no RDMA
+    /// device has the address or there is no connection manager; other errors of the kernel.
     pub fn bind(&self, address: impl ToSocketAddrs) -> io::Result<Listener> {
         Listener::bind_with(self.check()?, address)
     }
@@ -187,9 +186,10 @@ impl Config {
     ///
     /// # Errors
     /// `InvalidInput` for sizes out of range; `ConnectionRefused` with the peer's
-    /// `uverbs::cm::Rejection` among the sources; `ConnectionReset` if the peer ends once it has
-    /// accepted; `InvalidData` if the peer is not a stream; `TimedOut`; `NetworkUnreachable`;
-    /// `NotFound` if no RDMA device leads to the address; other errors of the kernel.
+    /// `uverbs::cm::Rejection` among the sources; `ConnectionReset` if the peer ends just after it
+    /// has accepted; `InvalidData` if the peer does not use this library's streams; `TimedOut`;
+    /// `NetworkUnreachable`; `NotFound` if no RDMA device leads to the address; other errors of the
+    /// kernel.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<Stream> {
         Stream::connect_with(self.check()?, address)
     }
@@ -198,18 +198,18 @@ impl Config {
         let refuse = |cause| Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
         match self {
             Self { ring, .. } if *ring == 0 || *ring > MAX_RING => {
-                refuse("a receive ring has 1 byte to 1 GiB")
+                refuse("the receive ring must have 1 byte to 1 GiB")
             }
             Self { slots, .. } if !(MIN_SLOTS..=SENDS).contains(slots) => {
-                refuse("there are 4 to 256 send buffers")
+                refuse("there must be 4 to 256 send buffers")
             }
             Self { slot_bytes, .. } if *slot_bytes == 0 || *slot_bytes > MAX_SLOT => {
-                refuse("a send buffer has 1 byte to 16 MiB")
+                refuse("a send buffer must have 1 byte to 16 MiB")
             }
             Self { retries, .. } if *retries > 7 => {
                 refuse("a packet is sent again at most 7 times")
             }
-            Self { half_open: 0, .. } => refuse("a listener has one half-open peer at least"),
+            Self { half_open: 0, .. } => refuse("a listener needs at least one half-open peer"),
             _ => Ok(self),
         }
     }

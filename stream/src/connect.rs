@@ -15,10 +15,10 @@ use crate::lookup::in_words_of_sockets;
 use crate::prepared::Prepared;
 use crate::shared::Shared;
 
-/// How long a neighbour may take to answer, unless the caller's timeout is shorter.
+/// The timeout of address and route resolution, unless the caller's is shorter.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// An attempt to connect. Each event takes it one step further; dropping it withdraws the request.
+/// An attempt to connect, advanced by each event. Dropping it withdraws the request.
 #[derive(Debug)]
 pub(crate) struct Connecting<'c> {
     id: Id,
@@ -27,7 +27,7 @@ pub(crate) struct Connecting<'c> {
     prepared: Option<Prepared>,
 }
 
-/// The connection manager that knows the configuration's device.
+/// An event channel for the configured device.
 pub(crate) fn channel(config: &Config) -> uverbs::Result<Channel> {
     match &config.context {
         Some(context) => Channel::of(context),
@@ -92,8 +92,8 @@ impl<'c> Connecting<'c> {
     }
 }
 
-/// A peer that has ended since it accepted: the kernel refuses steps towards it with EINVAL, which
-/// would be `InvalidInput`.
+/// Reports EINVAL as `ConnectionReset`: the kernel returns it if the peer has ended since it
+/// accepted.
 fn reset(error: uverbs::Error) -> io::Error {
     match Errno::from_raw(error.errno()) {
         Errno::EINVAL => io::Error::new(io::ErrorKind::ConnectionReset, error),
@@ -124,7 +124,7 @@ pub(crate) fn connect(
     }
 }
 
-/// When connecting has to be done.
+/// When connecting times out.
 pub(crate) fn deadline(config: &Config) -> Option<Instant> {
     config.connect_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }

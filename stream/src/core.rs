@@ -1,4 +1,4 @@
-//! A stream's queues: everything that its lock guards.
+//! A stream's queues and counters, which one lock protects.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -15,17 +15,17 @@ use crate::gather::Gather;
 use crate::readiness::{Side, Waiting};
 use crate::window::{Incoming, Outgoing, Report};
 
-/// Of this many consecutive sends at least one is signaled. Few are, because the completion of a
-/// send can wake a reader for nothing. The send queue has space for more sends than these.
+/// At least one of this many consecutive sends is signaled. Few are, because the completion of a
+/// send can wake a reader unnecessarily. The send queue has more entries than this.
 const SIGNALED_EVERY: u64 = 64;
 /// Send queue entries that only reports may use.
 const REPORTS: u64 = 32;
 
-/// Whether this side has ended its data, and told the peer.
+/// Whether this side has ended its data, and reported that to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
-    /// The peer learns of it as soon as the send queue has space.
+    /// To be reported as soon as the send queue has space.
     Wanted,
     Told,
 }
@@ -43,20 +43,21 @@ pub(crate) struct Core {
     end: End,
     is_read_shut: bool,
     broken: Option<Broken>,
-    /// The sides that got the error of a reset. For them the stream has ended, as a socket has.
+    /// The sides whose calls have returned the reset error. After that they find the end of the
+    /// stream, as with a socket.
     knows_of_reset: [bool; 2],
     /// The connection manager reported that the connection has ended.
     is_disconnected: bool,
     /// The completion queue is armed: the next completion raises an event.
     is_armed: bool,
-    /// A thread sleeps until the device raises an event.
+    /// A thread sleeps until an event arrives.
     pub(crate) is_watched: bool,
-    /// Threads that sleep until that thread has taken the events.
+    /// The number of threads that sleep until that thread has taken the event.
     pub(crate) followers: usize,
-    /// The sides whose program waits for the stream's file itself.
+    /// The sides for which the program waits for the stream's file itself.
     pub(crate) waiting: Waiting,
-    /// Sends posted, sends known to be complete, and the numbers of the signaled ones among the
-    /// rest.
+    /// The number of sends posted, the number known to be complete, and the sequence numbers of the
+    /// signaled sends among the others.
     posted: u64,
     done: u64,
     signaled: VecDeque<u64>,
@@ -118,7 +119,7 @@ impl Core {
     ) -> Result<(), Broken> {
         match (status, opcode) {
             (Status::Success, CompletionOpcode::RecvWriteImmediate) => {
-                // With a larger number a reader would get old bytes of the ring.
+                // If it were larger, a reader would get stale bytes of the ring.
                 if immediate != bytes {
                     return Err(Broken::Protocol("a length that is not that of the data"));
                 }
@@ -146,7 +147,7 @@ impl Core {
         self.qp.post_receive(slot).map_err(|refused| Broken::Verb(refused.into()))
     }
 
-    /// Records a failure. The first one stays.
+    /// Records a failure, unless there was one before.
     fn fail(&mut self, broken: Broken) {
         tracing::debug!(%broken, "a stream broke");
         self.broken.get_or_insert(broken);
@@ -165,7 +166,7 @@ impl Core {
         self.fail(Broken::DeviceRemoved);
     }
 
-    /// Breaks the stream in a forked child: nothing arrives there, and nothing is sent.
+    /// Fails the stream in a forked child, where nothing can be received or sent.
     pub(crate) fn require_opener(&mut self) {
         let refused = self.qp.receive_batch().err();
         if let Some(error) = refused.filter(|_| self.broken.is_none()) {
@@ -173,7 +174,7 @@ impl Core {
         }
     }
 
-    /// Asks for an event at the next completion. A completion that is there already raises none.
+    /// Asks for an event at the next completion. Completions that have already arrived raise none.
     pub(crate) fn arm(&mut self) {
         if !self.is_armed {
             self.cq.arm();
@@ -181,7 +182,7 @@ impl Core {
         }
     }
 
-    /// The event was taken.
+    /// Notes that the completion event was taken.
     pub(crate) fn disarmed(&mut self) {
         self.is_armed = false;
     }
@@ -190,14 +191,14 @@ impl Core {
         self.broken.as_ref().map_or(Ok(()), |broken| Err(broken.into()))
     }
 
-    /// [`Core::check`] for a side that reads or writes: notes that it learns of a reset.
+    /// [`Core::check`] for a side that reads or writes; notes that the side gets the reset error.
     fn tell(&mut self, side: Side) -> io::Result<()> {
         let is_reset = self.broken.as_ref().is_some_and(Broken::is_reset);
         self.knows_of_reset[side as usize] |= is_reset;
         self.check()
     }
 
-    /// Bytes that a reader can take; `Some(0)` is the end of the stream.
+    /// The number of bytes that can be read; `Some(0)` is the end of the stream.
     pub(crate) fn readable(&mut self) -> Attempt<usize> {
         if self.incoming.available() == 0 {
             self.progress();
@@ -211,7 +212,7 @@ impl Core {
         }
     }
 
-    /// Whether a side that had to wait may try again with success.
+    /// Whether a side that had to wait may succeed now.
     pub(crate) fn may_go_on(&mut self, side: Side) -> bool {
         self.progress();
         self.broken.is_some()
@@ -219,12 +220,12 @@ impl Core {
                 Side::Read => {
                     self.incoming.available() > 0 || self.incoming.finished || self.is_read_shut
                 }
-                // After its end, this side waits until the peer's device has everything.
+                // After `finish`, this side waits until the peer's device has everything.
                 Side::Write => self.is_disconnected || self.end != End::Open || self.space() > 0,
             }
     }
 
-    /// Copies arrived bytes out, and leaves them in the ring.
+    /// Copies received bytes, and leaves them in the ring.
     pub(crate) fn peek(&mut self, ring: MemoryView<'_>, into: &mut [u8]) -> Attempt<usize> {
         match self.readable()? {
             None => Ok(None),
@@ -232,7 +233,7 @@ impl Core {
         }
     }
 
-    /// Copies arrived bytes out and frees them.
+    /// Copies received bytes out of the ring and frees them.
     pub(crate) fn read(&mut self, ring: MemoryView<'_>, into: &mut [u8]) -> Attempt<usize> {
         let taken = self.peek(ring, into)?;
         self.consume(taken.unwrap_or_default());
@@ -245,7 +246,7 @@ impl Core {
         self.report_if_due();
     }
 
-    /// An error if this side can never send again.
+    /// Fails if this side can never send again.
     fn check_writable(&mut self) -> io::Result<()> {
         if self.end != End::Open {
             let cause = "the stream was shut down for writing";
@@ -262,13 +263,13 @@ impl Core {
         Ok(())
     }
 
-    /// Bytes that the next message may carry.
+    /// The number of bytes that the next message may have.
     fn space(&self) -> usize {
         let queue_has_space = self.posted - self.done < u64::from(SENDS) - REPORTS;
         if queue_has_space { self.outgoing.space() } else { 0 }
     }
 
-    /// Sends as many of the bytes as there is space for.
+    /// Sends as many bytes as there is space for, and returns their number.
     pub(crate) fn write(&mut self, buffers: &[IoSlice<'_>]) -> Attempt<usize> {
         self.progress();
         self.check_writable()?;
@@ -294,7 +295,7 @@ impl Core {
         self.post(slot).map(|()| true)
     }
 
-    /// A buffer to fill, of as many bytes as can be sent now.
+    /// A buffer for the program to fill, whose length is the number of bytes that can be sent now.
     pub(crate) fn reserve(&mut self) -> Attempt<Slot> {
         self.progress();
         self.check_writable()?;
@@ -306,8 +307,8 @@ impl Core {
         Ok(Some(slot))
     }
 
-    /// Sends the filled part of a buffer from [`Core::reserve`]. The space is still there: writers
-    /// take it one after the other, and reports only add to it.
+    /// Sends the filled part of a buffer from [`Core::reserve`]. The space is still free: only one
+    /// writer at a time can use it, and reports only add to it.
     pub(crate) fn post(&mut self, slot: Slot) -> io::Result<()> {
         self.buffers.sends(&slot);
         let (length, write, flags) = self.next(slot.len());
@@ -342,8 +343,8 @@ impl Core {
         self.count(flags);
     }
 
-    /// The flags of the next send. Some sends are signaled; the completion of one also retires all
-    /// before it.
+    /// The flags of the next send. Only some sends are signaled; the completion of one also retires
+    /// all before it.
     fn flags(&self) -> PostFlags {
         let last = self.signaled.back().copied().unwrap_or(self.done);
         match self.posted + 1 - last >= SIGNALED_EVERY || self.buffers.is_signal_due() {
@@ -371,8 +372,8 @@ impl Core {
         }
     }
 
-    /// The flags of a report. After the end there may be no other send that retires it, and
-    /// [`Core::finished`] waits for all.
+    /// The flags of a report. After the end of the data no other send may follow to retire the
+    /// report, and [`Core::finished`] waits for all sends.
     fn report_flags(&self) -> PostFlags {
         match self.end {
             End::Told => PostFlags::SIGNALED,
@@ -385,7 +386,7 @@ impl Core {
         self.broken.is_some() || self.is_disconnected
     }
 
-    /// Sends a report; false if the send queue is full.
+    /// Sends a report. Returns false if the send queue is full.
     fn send_report(&mut self, finished: bool, flags: PostFlags) -> bool {
         let report = self.incoming.report(finished);
         let sent = self.qp.post_inline(op::Send, &report.encode(), flags).is_ok();
@@ -411,15 +412,15 @@ impl Core {
         }
     }
 
-    /// Ends the reading side: readers get what has arrived, then the end. A report is sent because
-    /// its completion wakes a reader that sleeps.
+    /// Ends the reading side: readers get the bytes that have arrived, then the end. Sends a
+    /// report, because its completion wakes a sleeping reader.
     pub(crate) fn shut_read(&mut self) {
         if !std::mem::replace(&mut self.is_read_shut, true) && !self.is_over() {
             self.send_report(self.end == End::Told, PostFlags::SIGNALED);
         }
     }
 
-    /// Ready once the peer's device has all written data and the end.
+    /// Ready once the peer's device has received all written data and the end.
     pub(crate) fn finished(&mut self) -> Attempt<()> {
         self.progress();
         if self.is_disconnected {

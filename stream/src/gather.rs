@@ -1,12 +1,12 @@
-//! Bytes of several buffers, taken in order.
+//! Taking the bytes of several buffers in order.
 
 use std::io::IoSlice;
 
-/// The bytes that a vectored write has still to send.
+/// The bytes that a vectored write has yet to send.
 #[derive(Debug)]
 pub(crate) struct Gather<'a> {
     buffers: &'a [IoSlice<'a>],
-    /// Bytes taken of the first buffer.
+    /// The number of bytes taken from the first buffer.
     offset: usize,
     left: usize,
     taken: usize,
@@ -18,17 +18,17 @@ impl<'a> Gather<'a> {
         Self { buffers, offset: 0, left, taken: 0 }
     }
 
-    /// Bytes that are left.
+    /// The number of bytes left.
     pub(crate) fn left(&self) -> usize {
         self.left
     }
 
-    /// Bytes that were taken.
+    /// The number of bytes taken.
     pub(crate) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Fills `into` with the next bytes, as far as there are any.
+    /// Copies the next bytes into `into`, as many as there are.
     pub(crate) fn take(&mut self, mut into: &mut [u8]) {
         while let (Some(buffer), false) = (self.buffers.first(), into.is_empty()) {
             let rest = &buffer[self.offset..];

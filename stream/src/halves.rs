@@ -9,7 +9,7 @@ use crate::lent::{Lent, Reservation};
 use crate::readiness::Side;
 use crate::shared::Shared;
 
-/// Most bytes that [`BufRead::fill_buf`] takes out of the ring at a time.
+/// The most bytes that [`BufRead::fill_buf`] copies out of the ring at a time.
 const BUFFERED: usize = 16 << 10;
 
 /// The half of a stream that reads.
@@ -19,7 +19,7 @@ pub struct ReadHalf {
     pub(crate) buffer: ReadBuffer,
 }
 
-/// Bytes that were taken out of the ring and not yet read: `at..end` of the space.
+/// Bytes copied out of the ring and not yet read: `at..end` of `space`.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBuffer {
     space: Vec<u8>,
@@ -36,19 +36,19 @@ impl ReadBuffer {
         self.at = self.at.saturating_add(bytes).min(self.end);
     }
 
-    /// Where the next bytes go; the buffer is empty. It is zeroed once and not each time.
+    /// The space for the next bytes, once the buffer is empty. It is zeroed only the first time.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         (self.at, self.end) = (0, 0);
         self.space.resize(BUFFERED, 0);
         &mut self.space
     }
 
-    /// The first `bytes` of the space were filled.
+    /// Notes that the first `bytes` of the space were filled.
     pub(crate) fn filled(&mut self, bytes: usize) {
         self.end = bytes.min(self.space.len());
     }
 
-    /// Copies out what is left.
+    /// Copies out as many of the remaining bytes as fit.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
         let length = self.left().len().min(into.len());
         into[..length].copy_from_slice(&self.left()[..length]);
@@ -66,7 +66,7 @@ impl ReadHalf {
         &self.shared
     }
 
-    /// Reads and leaves the bytes where they are: the next read finds them again.
+    /// Reads without consuming the bytes: the next read returns them again.
     ///
     /// # Errors
     /// As [`Read::read`].
@@ -81,12 +81,12 @@ impl ReadHalf {
         shared.wait(Side::Read, |core| core.peek(shared.ring(), into))
     }
 
-    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them. The
-    /// stream has ended if there are none. Nothing is copied.
+    /// Waits for bytes and returns views of those that have arrived, in the ring where the peer
+    /// wrote them. If there are none, the stream has ended. Nothing is copied.
     ///
-    /// They are lent as views, whose reads copy out what the program wants to see: the peer may
-    /// write to the ring at any time, so there can be no slice of it. [`BufRead::fill_buf`] gives a
-    /// slice, of a copy.
+    /// These are views, from which the program copies the bytes that it needs: the peer may write
+    /// to the ring at any time, so there can be no slice of it. [`BufRead::fill_buf`] returns a
+    /// slice of a copy.
     ///
     /// # Errors
     /// As [`Read::read`]; `InvalidInput` while bytes of [`BufRead::fill_buf`] are not consumed.
@@ -101,7 +101,7 @@ impl ReadHalf {
         match self.buffer.left() {
             [] => Ok(()),
             _ => {
-                let cause = "fill_buf() gave bytes that are not consumed";
+                let cause = "fill_buf() returned bytes that are not consumed yet";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, cause))
             }
         }
@@ -120,7 +120,7 @@ impl Read for ReadHalf {
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let mut done = 0;
         for buffer in into.iter_mut().filter(|buffer| !buffer.is_empty()) {
-            // Only the first buffer waits. The others take what has arrived already.
+            // Waits only for the first buffer; the others take bytes that have already arrived.
             if done > 0
                 && self.shared.lock()?.incoming.available() == 0
                 && self.buffer.left().is_empty()
@@ -138,7 +138,7 @@ impl Read for ReadHalf {
 }
 
 impl BufRead for ReadHalf {
-    /// Copies bytes out of the ring, so that the peer can write others there.
+    /// Copies bytes out of the ring, which frees them for the peer to overwrite.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.buffer.left().is_empty() {
             let shared = self.shared.clone();
@@ -155,12 +155,13 @@ impl BufRead for ReadHalf {
     }
 }
 
-/// The half of a stream that writes. Dropping it ends what the stream sends, as
-/// [`Shutdown::Write`] does.
+/// The half of a stream that writes. Dropping it ends the data of this side, as [`Shutdown::Write`]
+/// does.
 #[derive(Debug)]
 pub struct WriteHalf {
     shared: Arc<Shared>,
-    /// Dropping it does not end the stream, which a task has taken over.
+    /// Dropping this half does not end the data, because a tokio stream has taken over the
+    /// connection.
     #[cfg(feature = "tokio")]
     is_kept_open: bool,
 }
@@ -178,7 +179,7 @@ impl WriteHalf {
         &self.shared
     }
 
-    /// Drops this half without ending what the stream sends.
+    /// Drops this half without ending the data of this side.
     #[cfg(feature = "tokio")]
     pub(crate) fn keep_open(mut self) {
         self.is_kept_open = true;
@@ -193,8 +194,9 @@ impl WriteHalf {
         Ok(())
     }
 
-    /// Waits for space and lends a registered buffer, of as many bytes as can be sent at once:
-    /// [`Reservation::commit`] sends what the program filled. Nothing is copied.
+    /// Waits for space and returns a registered buffer, whose length is the number of bytes that
+    /// can be sent at once. [`Reservation::commit`] sends what the program has written into it.
+    /// Nothing is copied.
     ///
     /// # Errors
     /// As [`Write::write`].

@@ -1,4 +1,5 @@
-//! The messages of the two ends in the private data of the connection.
+//! The messages in which both ends describe their rings: private data of the connection request and
+//! of its reply.
 
 use uverbs::Remote;
 use uverbs::cm::{ReplyData, RequestData};
@@ -9,17 +10,18 @@ const MAGIC: [u8; 4] = *b"uvst";
 const VERSION: u16 = 1;
 const BYTES: usize = 24;
 
-/// Where the peer may write, and how much.
+/// A ring that the peer may write to, and how many messages it may send.
 ///
-/// In the message, most significant byte first: the magic number `uvst`, the version (16 bits), the
-/// receives that are posted (16), the bytes of the ring (32), its key (32) and its address (64).
+/// The message has, in big-endian order: the magic number `uvst`, the version (16 bits), the number
+/// of posted receives (16 bits), the size of the ring in bytes (32 bits), its key (32 bits) and its
+/// address (64 bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The ring that the peer writes to.
+    /// The address and key of the ring.
     pub(crate) ring: Remote,
-    /// Its size in bytes.
+    /// The ring's size in bytes.
     pub(crate) bytes: u32,
-    /// Receives that are posted, and so the most messages in flight.
+    /// The number of posted receives, which limits the messages in flight.
     pub(crate) receives: u16,
 }
 
@@ -35,27 +37,26 @@ impl Offer {
         message
     }
 
-    /// For the side that connects.
+    /// The message of the side that connects.
     pub(crate) fn request(&self) -> RequestData {
         RequestData::of(&self.encode())
     }
 
-    /// For the side that accepts.
+    /// The message of the side that accepts.
     pub(crate) fn reply(&self) -> ReplyData {
         ReplyData::of(&self.encode())
     }
 
-    /// Reads and checks what the peer sent. The error says what is wrong with it.
+    /// Decodes and checks the peer's message. The error describes what is wrong with it.
     pub(crate) fn decode(message: &[u8]) -> Result<Self, &'static str> {
-        let message: &[u8; BYTES] =
-            message.first_chunk().ok_or("the private data are too short")?;
+        let message: &[u8; BYTES] = message.first_chunk().ok_or("the private data is too short")?;
         let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| message[at + i]));
         let half = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
         if message[..4] != MAGIC {
-            return Err("the peer does not speak the protocol of uverbs-stream");
+            return Err("the peer does not use the protocol of uverbs-stream");
         }
         if half(4) != VERSION {
-            return Err("the peer speaks another version of the protocol of uverbs-stream");
+            return Err("the peer uses another version of the protocol of uverbs-stream");
         }
         let address = u64::from(word(16)) << 32 | u64::from(word(20));
         let offer =
@@ -65,7 +66,7 @@ impl Offer {
 
     fn check(self) -> Result<Self, &'static str> {
         if self.bytes == 0 || self.bytes > MAX_RING {
-            return Err("the peer's ring has no size that a ring can have");
+            return Err("the peer's ring has an invalid size");
         }
         if self.ring.address.checked_add(u64::from(self.bytes)).is_none() {
             return Err("the peer's ring does not fit into its address space");
@@ -101,10 +102,10 @@ mod tests {
             Offer::decode(&message).unwrap_err()
         };
         assert!(Offer::decode(&[]).unwrap_err().contains("too short"));
-        assert!(refused(&|m| m[0] ^= 1).contains("does not speak"));
+        assert!(refused(&|m| m[0] ^= 1).contains("does not use"));
         assert!(refused(&|m| m[5] = 9).contains("another version"));
-        assert!(refused(&|m| m[8..12].fill(0)).contains("no size"));
-        assert!(refused(&|m| m[8..12].fill(0xff)).contains("no size"));
+        assert!(refused(&|m| m[8..12].fill(0)).contains("invalid size"));
+        assert!(refused(&|m| m[8..12].fill(0xff)).contains("invalid size"));
         assert!(refused(&|m| m[16..].fill(0xff)).contains("address space"));
         assert!(refused(&|m| m[6..8].copy_from_slice(&[0, 16])).contains("receives"));
     }

@@ -1,4 +1,4 @@
-//! Registered memory lent to callers that want no copy.
+//! Access to registered memory for callers that avoid copies.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use uverbs::{MemoryView, Slot};
 
 use crate::shared::Shared;
 
-/// Bytes that arrived, in the ring where the peer wrote them: from
+/// Received bytes, in the ring where the peer wrote them, from
 /// [`Stream::lend`](crate::Stream::lend).
 #[derive(Debug)]
 pub struct Lent<'a> {
@@ -24,13 +24,13 @@ impl<'a> Lent<'a> {
         Ok(Self { shared, parts })
     }
 
-    /// The bytes in order: a first part, and a second one, which is empty unless they go on at the
-    /// start of the ring.
+    /// The bytes in order: a first part, and a second one, which is empty unless they wrap around
+    /// to the start of the ring.
     pub fn parts(&self) -> [&MemoryView<'a>; 2] {
         [&self.parts[0], &self.parts[1]]
     }
 
-    /// How many bytes there are; none at the end of the stream.
+    /// The number of bytes; 0 at the end of the stream.
     pub fn len(&self) -> usize {
         self.parts[0].len() + self.parts[1].len()
     }
@@ -40,15 +40,15 @@ impl<'a> Lent<'a> {
         self.len() == 0
     }
 
-    /// Gives the first `bytes` back to the peer to write to; all of them if there are fewer. The
+    /// Frees the first `bytes` bytes, or all if there are fewer, for the peer to overwrite. The
     /// next read begins after them.
     pub fn consume(self, bytes: usize) {
         let _ = self.shared.lock().map(|mut core| core.consume(bytes.min(self.len())));
     }
 }
 
-/// A registered buffer to fill: from [`Stream::reserve`](crate::Stream::reserve). It has at least
-/// one byte, and at first the bytes of an earlier send, or zeros. Dropped, it sends nothing.
+/// A registered buffer to fill, from [`Stream::reserve`](crate::Stream::reserve). It has at least
+/// one byte, and contains zeros or the bytes of an earlier send. Dropping it sends nothing.
 pub struct Reservation<'a> {
     shared: &'a Shared,
     slot: Slot,
@@ -59,7 +59,7 @@ impl<'a> Reservation<'a> {
         Self { shared, slot }
     }
 
-    /// Sends the first `bytes`; all of them if there are fewer, nothing if `bytes` is 0.
+    /// Sends the first `bytes` bytes, or all if there are fewer; nothing if `bytes` is 0.
     ///
     /// # Errors
     /// As [`Write::write`](io::Write::write).

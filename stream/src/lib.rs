@@ -27,37 +27,38 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Streams of tokio are in the module `tokio` (cargo feature `tokio`). The feature `soft`
+//! Streams for tokio are in the module `tokio` (cargo feature `tokio`). The cargo feature `soft`
 //! embeds the software device.
 //!
 //! # How bytes travel
-//! Each side registers a ring ([`Config::receive_ring`]) and tells the other where it is when they
-//! connect. A write copies the caller's bytes into a registered buffer, or into the work request if
-//! they are few, and an RDMA WRITE with immediate puts them into the peer's ring, where a read
-//! copies them out. The immediate is their number. At most 112 messages are in flight. A reader
-//! reports free space in messages of 24 bytes, each time that a quarter of the ring, or a quarter
-//! of these messages, has been read. So a writer waits only while its own peer does not read, and
-//! every message finds a receive posted.
+//! Each side registers a ring buffer ([`Config::receive_ring`]), whose address and key they
+//! exchange when they connect. A write copies the caller's bytes into a registered buffer, or into
+//! the work request if they are few, and posts an RDMA WRITE with immediate, which stores them in
+//! the peer's ring; a read copies them out of it. The immediate is the number of bytes. At most 112
+//! messages are in flight. The reader reports free space in a message of 24 bytes whenever a
+//! quarter of the ring has been read, or a quarter of these 112 messages has arrived. So a writer
+//! waits only if the peer does not read, and every message finds a posted receive.
 //!
-//! Reports of a peer are checked: it cannot report bytes that were not sent, nor write outside the
-//! ring. It can change bytes in the ring until they are read, so [`Stream::lend`] lends views and
-//! no slices.
+//! A peer's reports are checked: it cannot report bytes that were not sent, nor write outside the
+//! ring. It can change bytes in the ring until they are read, so [`Stream::lend`] returns views
+//! instead of slices.
 //!
-//! # What is as with TCP
+//! # What is the same as with TCP
 //! Order, half close, back-pressure, reset when a peer dies or [aborts](Config::linger), timeouts
-//! (`WouldBlock`), non-blocking calls: the same tests run over both.
+//! (`WouldBlock`), non-blocking calls: the same tests run over TCP and over these streams.
 //!
 //! # What differs
-//! - Both ends are this library's: a peer that speaks another protocol is refused.
-//! - Only a write notices that the peer's machine vanished, as with TCP without keep-alive. How
-//!   soon depends on [`Config::acknowledgement`]. The death of the peer's process is noticed at
-//!   once, because its kernel disconnects. So it is between software devices on one machine's
-//!   loopback network. A software device at an interface's address ends with its process, as a
-//!   machine that vanishes.
-//! - Dropping a stream waits for a round trip: [`Config::linger`]. In tasks, another task does.
-//! - A stream has memory registered for its ring and its send buffers, and two files. In tasks, or
-//!   once [`Stream::readiness`] was called, it has four.
-//! - No stream survives fork(2) in the child: reads and writes fail there.
+//! - Both ends must use this library: a peer with another protocol is refused.
+//! - Only a write notices that the peer's machine has failed, as with TCP without keep-alive; how
+//!   soon depends on [`Config::acknowledgement`]. The end of the peer's process is noticed at once,
+//!   because its kernel disconnects; the same holds between software devices with loopback
+//!   addresses on one machine. A software device with an interface's address ends with its process,
+//!   without a disconnect, like a machine that fails.
+//! - Dropping a stream waits for a round trip ([`Config::linger`]); dropping a tokio stream leaves
+//!   that to another task.
+//! - A stream has registered memory for its ring and its send buffers, and two file descriptors; a
+//!   tokio stream has four, as does one whose [`Stream::readiness`] was called.
+//! - A forked child cannot use its parent's streams: reads and writes fail there.
 
 #![forbid(unsafe_code)]
 

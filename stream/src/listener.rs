@@ -26,23 +26,24 @@ use crate::stream::Stream;
 
 /// Listens for streams, as [`TcpListener`](std::net::TcpListener) does.
 ///
-/// Any thread may accept. Dropping or [closing](Listener::close) it refuses peers that have not
-/// been accepted; accepted streams stay open.
+/// Any thread may accept. Dropping or [closing](Listener::close) the listener refuses peers that
+/// /// have not been accepted; accepted streams stay open.
 #[derive(Debug)]
 pub struct Listener {
-    /// Gone once it is closed.
+    /// `None` once the listener is closed.
     id: Mutex<Option<Id>>,
-    /// Peers are dropped without the lock: to destroy their objects takes system calls.
+    /// Peers are dropped after the lock is released, because destroying their objects takes system
+    /// calls.
     peers: Mutex<Peers>,
     channel: Channel,
-    /// Held from taking an event until it is handled. Otherwise a thread could handle the end of a
-    /// connection before another one handles its beginning, or before the connection has a channel
-    /// of its own that this event moves to.
+    /// Locked from taking an event until it is handled. Otherwise a thread could handle the end of
+    /// a connection before another thread has handled its beginning, or has moved the connection,
+    /// with such events, to its own channel.
     ///
-    /// In it is the channel of the next connection. It is opened before an event is taken, so that
-    /// without a free descriptor no event is lost.
+    /// Contains the channel for the next connection. It is opened before an event is taken, so that
+    /// no event is lost if no file descriptor is free.
     handling: Mutex<Option<Channel>>,
-    /// Readable once it is closed.
+    /// Readable once the listener is closed.
     closed: EventFd,
     is_nonblocking: AtomicBool,
     address: SocketAddr,
@@ -52,11 +53,11 @@ pub struct Listener {
 /// Peers whose connection is not yet established.
 #[derive(Debug)]
 struct Peers {
-    /// Peers that are accepted and have not confirmed, also those for which threads are creating
-    /// queues, and the requests that wait until fewer are. If such a peer gives up, the kernel
-    /// reports it only when the peer is accepted.
+    /// Peers that were accepted and have not confirmed, those for which a thread is creating
+    /// queues, and the requests that wait until there are fewer such peers. If a waiting peer gives
+    /// up, the kernel reports that only when the peer is accepted.
     half_open: HalfOpen<IdKey, Pending, (ConnectionRequest, Offer)>,
-    /// Whether the listener is closed. Other threads may still handle requests.
+    /// Whether the listener is closed. Other threads may still be handling requests.
     is_closed: bool,
 }
 
@@ -67,8 +68,8 @@ struct Pending {
     peer: Offer,
 }
 
-/// What an event leads to. Objects are destroyed, and peers told, when other threads can take the
-/// next event.
+/// What to do after an event. Objects are destroyed and peers rejected only when other threads can
+/// take the next event.
 #[derive(Debug)]
 enum Step {
     Nothing,
@@ -80,18 +81,18 @@ enum Step {
     Removed,
 }
 
-/// A connection that is established.
+/// A connection that has been established.
 #[derive(Debug)]
 struct Established {
     pending: Pending,
-    /// Its further events arrive there.
+    /// Where its further events arrive.
     channel: uverbs::Result<Channel>,
-    /// The peer has left meanwhile.
+    /// Whether the peer has disconnected meanwhile.
     has_left: bool,
 }
 
 impl Listener {
-    /// Listens at `address`; port 0 is any free one. [`Config`] has the options.
+    /// Listens on `address`; port 0 chooses a free port. [`Config`] has options.
     ///
     /// # Errors
     /// As [`Config::bind`].
@@ -132,7 +133,7 @@ impl Listener {
         })
     }
 
-    /// The address that it listens at, with the port that was chosen.
+    /// The address that it listens on, with the port that was chosen.
     ///
     /// # Errors
     /// None: it is a `Result` because [`TcpListener`](std::net::TcpListener) returns one.
@@ -150,13 +151,14 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits for the next stream, and returns it with the peer's address. A peer that gives up
-    /// meanwhile, or that speaks another protocol, is not an error.
+    /// Waits for the next stream, and returns it with the peer's address. Peers that give up
+    /// meanwhile, or use another protocol, are skipped.
     ///
     /// # Errors
-    /// `NotConnected` if its device is removed, which closes it; `InvalidInput` (EINVAL) once it is
-    /// closed; `WouldBlock` if it does not block and there is none; `Interrupted` by a signal;
-    /// errors of creating the queues, whose peer is refused then.
+    /// `NotConnected` if the device is removed, which closes the listener; `InvalidInput` (EINVAL)
+    /// once the listener is closed; `WouldBlock` if it is non-blocking and no stream is ready;
+    /// `Interrupted` by a signal; errors of creating a stream's queues, after which its peer is
+    /// refused.
     pub fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
             match self.try_accept() {
@@ -172,12 +174,12 @@ impl Listener {
         }
     }
 
-    /// When a silent peer may have to give up its place.
+    /// When a half-open peer that has not answered may be evicted for another one.
     pub(crate) fn next_eviction(&self) -> Option<Instant> {
         lock(&self.peers).half_open.next_eviction()
     }
 
-    /// How long to wait until then, rounded up.
+    /// The time until [`Self::next_eviction`], rounded up.
     fn until_eviction(&self) -> PollTimeout {
         let eviction = self.next_eviction();
         let left = eviction.map(|at| at.saturating_duration_since(Instant::now()));
@@ -191,7 +193,7 @@ impl Listener {
         Ok((Stream::new(Arc::new(shared)), peer))
     }
 
-    /// The next connection, without waiting.
+    /// Accepts the next connection if there is one, without waiting.
     pub(crate) fn try_accept_shared(&self) -> io::Result<Shared> {
         loop {
             if lock(&self.id).is_none() {
@@ -203,8 +205,8 @@ impl Listener {
         }
     }
 
-    /// Handles an event that has arrived. Then peers may be accepted that waited, in the places of
-    /// others: now, because no later event may cause a call that does it.
+    /// Handles an event that has arrived, then accepts waiting peers if others have ended. That
+    /// must happen now, because there may be no later event to cause it.
     fn try_step(&self) -> io::Result<Option<Shared>> {
         let handled = self.take_event();
         match (handled, self.take_waiting()) {
@@ -216,8 +218,8 @@ impl Listener {
         }
     }
 
-    /// Takes an event, and does what may wait until other threads can take the next one. If there
-    /// is none, all that peers had sent before has been handled.
+    /// Takes an event, and finishes its handling after other threads can take the next one.
+    /// `WouldBlock` means that everything peers had sent before has been handled.
     fn take_event(&self) -> io::Result<Option<Shared>> {
         match self.step()? {
             Step::Nothing => Ok(None),
@@ -231,7 +233,7 @@ impl Listener {
             }
             Step::Connected(established) => established.finish(&self.config).map(Some),
             Step::Removed => {
-                // No further event would wake a thread that waits.
+                // No further event would wake waiting threads.
                 self.close();
                 Err(io::Error::new(io::ErrorKind::NotConnected, "the device was removed"))
             }
@@ -267,17 +269,17 @@ impl Listener {
         let ended = peers.half_open.clear();
         drop(peers);
         if let Err(error) = self.closed.write(1) {
-            tracing::warn!(%error, "a thread that accepts may not hear of the close");
+            tracing::warn!(%error, "a thread that accepts may not notice the close");
         }
         drop(ended);
     }
 
-    /// Handles an event. A connection that it establishes gets the channel `own`.
+    /// Handles an event. If it establishes a connection, the connection takes the channel in `own`.
     fn handle(&self, event: Event, own: &mut Option<Channel>) -> io::Result<Step> {
         match event.kind {
             EventKind::ConnectRequest(request) => Ok(self.take(request)),
             EventKind::Established => self.establish(event.id, own, false),
-            // The peer's confirmation was lost: it has connected, and may have sent something.
+            // The peer's confirmation was lost, but it has connected, and may have sent data.
             EventKind::Disconnected(_) => self.establish(event.id, own, true),
             EventKind::DeviceRemoval if lock(&self.id).as_ref().map(Id::key) == Some(event.id) => {
                 Ok(Step::Removed)
@@ -289,8 +291,8 @@ impl Listener {
         }
     }
 
-    /// Queues a request until another peer may be pending. A request of another protocol is
-    /// refused.
+    /// Queues a request until one more peer may be half-open. Refuses a request of another
+    /// protocol.
     fn take(&self, request: ConnectionRequest) -> Step {
         let peer = match Offer::decode(request.private_data()) {
             Ok(peer) => peer,
@@ -306,17 +308,17 @@ impl Listener {
         }
     }
 
-    /// Accepts waiting requests while another peer may be pending. Returns the first error, after
-    /// all: the program may not accept again before a further event.
+    /// Accepts waiting requests while more peers may be half-open. It handles all of them before it
+    /// returns the first error, because the program may not accept again before a further event.
     fn take_waiting(&self) -> io::Result<()> {
         let mut result = Ok(());
         loop {
-            // A statement of its own: the lock is not held longer.
+            // A separate statement, so that the lock is released here.
             let next = lock(&self.peers).half_open.open_next();
             let Some((source, (request, peer), silent)) = next else { return result };
             drop(silent);
             let prepared = Prepared::new(request.id(), &self.config);
-            // Locked while the peer is told, because another thread may get the event at once.
+            // Locked while the peer is accepted, because another thread may get its event at once.
             let mut peers = lock(&self.peers);
             match prepared {
                 Ok(_) if peers.is_closed => peers.half_open.give_up(source),
@@ -334,10 +336,9 @@ impl Listener {
         }
     }
 
-    /// Gives a connection that is established an event channel of its own, to which its further
-    /// events move.
+    /// Moves an established connection to an event channel of its own, with its further events.
     fn establish(&self, id: IdKey, own: &mut Option<Channel>, has_left: bool) -> io::Result<Step> {
-        // A statement of its own: the lock is not held longer.
+        // A separate statement, so that the lock is released here.
         let pending = lock(&self.peers).half_open.remove(id);
         let Some(pending) = pending else { return Ok(Step::Nothing) };
         let channel = own.take().map_or_else(|| self.channel.open_another(), Ok);
@@ -358,8 +359,7 @@ impl Established {
 }
 
 impl Peers {
-    /// Accepts a request. A peer that has given up is skipped, and what was prepared for it is
-    /// returned.
+    /// Accepts a request. Returns the prepared objects if the peer has given up.
     fn accept(
         &mut self,
         (source, request): (Source, ConnectionRequest),
@@ -403,8 +403,8 @@ fn listen(channel: &Channel, config: &Config, address: SocketAddr) -> uverbs::Re
     Ok(id)
 }
 
-/// The kernel says EADDRNOTAVAIL of a port where one of two addresses is a wildcard. That a
-/// socket's port is taken is always `AddrInUse`.
+/// If one of two addresses is a wildcard, the kernel reports a port in use as EADDRNOTAVAIL, for
+/// which a socket would return `AddrInUse`.
 fn not_bound(error: uverbs::Error) -> io::Error {
     match error.kind() {
         ErrorKind::Busy => io::Error::new(io::ErrorKind::AddrInUse, error),
@@ -416,9 +416,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Readable when there may be a stream to accept. It is not when a silent peer may have to give up
-/// its place ([`Config::half_open`]): a program that waits for the file calls [`Listener::accept`]
-/// every few seconds, too.
+/// Readable when there may be a stream to accept. It does not become readable when a half-open peer
+/// may be evicted ([`Config::half_open`]), so a program that waits for this file should also call
+/// [`Listener::accept`] every few seconds.
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
@@ -439,7 +439,7 @@ mod tests {
         (Config::new().context(&context), (ipv4, 0).into())
     }
 
-    /// It has connected, written and left meanwhile, as over TCP.
+    /// The client connects, writes and disconnects before it is accepted, as over TCP.
     #[test]
     fn a_peer_whose_confirmation_is_lost_is_accepted() {
         let (config, at) = config();

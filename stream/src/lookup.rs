@@ -1,4 +1,4 @@
-//! Looking up the addresses of a name.
+//! Name lookup, and its errors.
 
 use std::fmt;
 use std::io;
@@ -6,20 +6,20 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use nix::errno::Errno;
 
-/// The addresses that `address` stands for.
+/// Resolves `address`.
 pub(crate) fn addresses(
     address: impl ToSocketAddrs,
 ) -> io::Result<impl Iterator<Item = SocketAddr>> {
     address.to_socket_addrs().map_err(explain)
 }
 
-/// Adds how addresses are written to an error of a lookup.
+/// Adds the syntax of addresses to a lookup error.
 pub(crate) fn explain(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), Unknown(error))
 }
 
-/// An error about an address. ENODEV, of one that no RDMA device has or leads to, has no kind in
-/// the standard library.
+/// Converts an error about an address. The standard library has no kind for ENODEV, which means
+/// that no RDMA device has the address or leads to it, so it becomes `NotFound`.
 pub(crate) fn in_words_of_sockets(error: uverbs::Error) -> io::Error {
     match error.kind() {
         uverbs::ErrorKind::NotFound if error.errno() == Errno::ENODEV as i32 => {

@@ -1,4 +1,4 @@
-//! What a connection needs before its peer is known.
+//! The objects of a connection, created before it is established.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::config::{Config, INLINE, RECEIVES, SENDS};
 use crate::handshake::Offer;
 use crate::window::Report;
 
-/// Queues, the ring and the send buffers of a connection that is not established yet. Receives are
+/// The queues, ring and send buffers of a connection that is not established yet. Its receives are
 /// posted.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -26,7 +26,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Makes everything on the device of `id`.
+    /// Creates everything on the device of `id`.
     pub(crate) fn new(id: &Id, config: &Config) -> io::Result<Self> {
         let context = id.context()?;
         let pd = context.alloc_pd()?;

@@ -1,4 +1,4 @@
-//! The file of a stream on which event loops and tasks wait.
+//! The file of a stream on which event loops wait.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// A direction of a stream, for which a thread or a task waits.
+/// A direction of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Read,
@@ -22,8 +22,8 @@ impl Side {
     }
 }
 
-/// An epoll file over the stream's two event files and an eventfd. The eventfd is readable while a
-/// side has to try again because the other side took an event.
+/// An epoll file for the stream's two event files and an eventfd. The eventfd is readable while a
+/// side should try again because the other side took an event.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     epoll: Epoll,
@@ -47,7 +47,7 @@ impl AsFd for Readiness {
     }
 }
 
-/// Which sides wait, and which of those were told to try again.
+/// Which sides wait, and which of those were notified to try again.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     waits: [bool; 2],
@@ -55,22 +55,23 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// A side has to wait.
+    /// Notes that a side has to wait.
     pub(crate) fn waits(&mut self, side: Side) {
         self.waits[side as usize] = true;
     }
 
-    /// A side tries again: it needs to be told no longer.
+    /// Notes that a side tries again, and clears its notification.
     pub(crate) fn tries(&mut self, side: Side, readiness: Option<&Readiness>) {
         self.waits[side as usize] = false;
         let was_told = std::mem::replace(&mut self.told[side as usize], false);
         if let (true, [false, false], Some(readiness)) = (was_told, self.told, readiness) {
-            // It counts up to where it would block, and is read under the same lock.
+            // It cannot block: this lock protects the counter, and a notified side has written to
+            // it.
             let _ = readiness.told.read();
         }
     }
 
-    /// Tells a side that waits to try again. Without the file, no program waits on it.
+    /// Notifies a waiting side to try again. If there is no file, no program waits on it.
     pub(crate) fn tell(&mut self, side: Side, readiness: Option<&Readiness>) {
         let waits = self.waits[side as usize] && !self.told[side as usize];
         if let (true, Some(readiness)) = (waits, readiness) {

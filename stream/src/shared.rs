@@ -1,4 +1,4 @@
-//! What both halves of a stream share, and how threads wait for it.
+//! The connection that both halves of a stream share, and how threads wait for it.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -21,7 +21,7 @@ use crate::window::{Incoming, Outgoing};
 /// A connection. Dropping the last half closes it.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // Dropped first: destroying the id tells the peer.
+    // Dropped first, which disconnects from the peer.
     #[allow(dead_code, reason = "held for its lifetime")]
     id: Id,
     manager: Channel,
@@ -41,19 +41,19 @@ pub(crate) struct Shared {
     pub(crate) is_nonblocking: AtomicBool,
     spin: Duration,
     linger: AtomicU64,
-    /// Until when a dropped stream waits for its delivery, from the first wait on; `None` is for
-    /// ever.
+    /// Until when a dropped stream waits for delivery of its data, set by the first wait; `None` is
+    /// forever.
     delivery_deadline: OnceLock<Option<Instant>>,
 }
 
-/// A timeout that may be changed by any thread, in nanoseconds; 0 is none.
+/// A timeout that any thread may change, in nanoseconds; 0 is no timeout.
 #[derive(Debug, Default)]
 pub(crate) struct Timeout(AtomicU64);
 
 impl Timeout {
     pub(crate) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
         if timeout == Some(Duration::ZERO) {
-            let cause = "a timeout of zero; set_nonblocking does not wait at all";
+            let cause = "a timeout of zero; use set_nonblocking to not wait at all";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
         }
         self.0.store(timeout.map_or(0, nanos), Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl Timeout {
 }
 
 impl Shared {
-    /// A connection that is established, to a peer that offers its ring.
+    /// An established connection to a peer that offered its ring.
     pub(crate) fn new(
         (id, manager): (Id, Channel),
         prepared: Prepared,
@@ -99,10 +99,10 @@ impl Shared {
         })
     }
 
-    /// A panic of another thread leaves nothing half done that matters here.
+    /// Ignores poisoning: a panic of another thread leaves the state usable.
     ///
     /// # Errors
-    /// `PermissionDenied` in a forked child, where the thread that holds the lock does not exist.
+    /// `PermissionDenied` in a forked child if a thread of the parent held the lock at the fork.
     pub(crate) fn lock(&self) -> io::Result<MutexGuard<'_, Core>> {
         match self.core.try_lock() {
             Ok(core) => Ok(core),
@@ -124,8 +124,8 @@ impl Shared {
         self.ring.view()
     }
 
-    /// Tries until `attempt` succeeds: not at all if the stream does not block, else until the
-    /// side's timeout.
+    /// Tries until `attempt` succeeds, or until the side's timeout. A non-blocking stream does not
+    /// wait.
     pub(crate) fn wait<T>(
         &self,
         side: Side,
@@ -150,7 +150,7 @@ impl Shared {
         self.sleep(deadline, &mut attempt)
     }
 
-    /// Tries, as a side that may have been told to.
+    /// Tries once, without waiting or taking events.
     pub(crate) fn try_once<T>(
         &self,
         side: Side,
@@ -161,10 +161,10 @@ impl Shared {
         attempt(&mut core)
     }
 
-    /// Tries again after all events were taken, with the next one asked for.
+    /// Takes all events, arms the completion queue, and tries once more.
     ///
-    /// An event may be for the other side, which then finds the file of [`Shared::readiness`]
-    /// readable although the event is gone.
+    /// An event may concern the other side. Then the file of [`Shared::readiness`] stays readable
+    /// for it although the event is taken.
     pub(crate) fn look_once<T>(
         &self,
         side: Side,
@@ -173,8 +173,8 @@ impl Shared {
         self.look_at(side, self.readable(), attempt).1
     }
 
-    /// As [`Shared::look_once`], where it is known which of the [`Shared::files`] may be readable.
-    /// Returns also whether an event was taken.
+    /// As [`Shared::look_once`], if it is known which of the [`Shared::files`] may be readable.
+    /// Also returns whether an event was taken.
     pub(crate) fn look_at<T>(
         &self,
         side: Side,
@@ -187,7 +187,7 @@ impl Shared {
         };
         core.require_opener();
         core.waiting.tries(side, self.readiness.get());
-        // A thread that sleeps takes the events itself.
+        // If another thread sleeps for events, it takes them itself.
         let taken = !core.is_watched && self.take_events(&mut core, readable);
         if !core.is_watched {
             core.arm();
@@ -220,8 +220,8 @@ impl Shared {
         Ok(None)
     }
 
-    /// Sleeps between tries. One thread sleeps for the device's events, and wakes the others after
-    /// it has looked at what came.
+    /// Sleeps between tries. One thread waits for the device's events, and wakes the others after
+    /// it has taken one.
     fn sleep<T>(
         &self,
         deadline: Option<Instant>,
@@ -247,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the thread that waits for the device has handled its events.
+    /// Sleeps until the thread that waits for the device's events has taken one.
     fn follow<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -276,14 +276,15 @@ impl Shared {
         let waited = self.completions.wait_event(&[self.manager.as_fd()], left);
         let mut core = self.lock()?;
         core.is_watched = false;
-        // A notification is a system call, also if no thread waits.
+        // A notification is a system call even if no thread waits.
         if core.followers > 0 {
             self.looked.notify_all();
         }
         match waited {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             waited => {
-                // Events of the connection manager are rare: they are taken on the next call.
+                // An event of the connection manager is rarer, and is taken in the next call if
+                // there are both.
                 if waited? && !self.take_completion_event(&mut core) {
                     self.take_manager_event(&mut core);
                 }
@@ -299,11 +300,12 @@ impl Shared {
 
     /// Which of the files are readable.
     ///
-    /// One system call checks both files, which mostly have no event. Fetching an event from the
-    /// connection manager is a command, which takes longer than that.
+    /// One system call checks both files, which usually have no event. Fetching an event from the
+    /// connection manager takes longer, because it is a command.
     fn readable(&self) -> [bool; 2] {
         let mut files = self.files().map(|file| PollFd::new(file, PollFlags::POLLIN));
-        // After a signal the files are still readable, and so the caller's next try finds out.
+        // If a signal interrupted this, the files stay readable, and the caller's next try
+        // succeeds.
         if poll(&mut files, PollTimeout::ZERO).unwrap_or(0) == 0 {
             return [false; 2];
         }
@@ -312,7 +314,8 @@ impl Shared {
 
     /// Takes the pending events of files that may be readable. Returns whether there were any.
     fn take_events(&self, core: &mut Core, [completion, manager]: [bool; 2]) -> bool {
-        // Of completions there is one event at most: the queue is armed once it was taken.
+        // There is at most one completion event, as the queue is armed again only after it is
+        // taken.
         let mut taken = completion && self.take_completion_event(core);
         while manager && self.take_manager_event(core) {
             taken = true;
@@ -397,13 +400,13 @@ impl Shared {
         }
     }
 
-    /// The linger time counts from the first call.
+    /// The linger time begins with the first call.
     pub(crate) fn delivery_deadline(&self) -> Option<Instant> {
         *self.delivery_deadline.get_or_init(|| Instant::now().checked_add(self.linger()))
     }
 
-    /// Ends the data of this side. Not if dropping the stream aborts it, or nothing more can be
-    /// sent: returns false then.
+    /// Ends the data of this side and returns true, unless dropping the stream aborts the
+    /// connection, or nothing more can be sent.
     fn ends_in_order(&self) -> bool {
         let Ok(mut core) = self.lock() else { return false };
         let ends = !self.linger().is_zero() && !core.is_over();
@@ -440,7 +443,7 @@ impl Drop for Shared {
     }
 }
 
-/// More than five hundred years are for ever.
+/// Saturates at 584 years.
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

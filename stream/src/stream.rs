@@ -14,15 +14,15 @@ use crate::lent::{Lent, Reservation};
 use crate::lookup::addresses;
 use crate::shared::Shared;
 
-/// A stream of bytes to a peer, as [`TcpStream`](std::net::TcpStream) is one.
+/// A byte stream to a peer, like [`TcpStream`](std::net::TcpStream).
 ///
 /// [`Read`] and [`Write`] copy once: out of the ring that the peer writes to, and into registered
-/// buffers. [`Stream::lend`] and [`Stream::reserve`] copy nothing. A write returns once the bytes
-/// are on their way; there is nothing to flush.
+/// buffers. [`Stream::lend`] and [`Stream::reserve`] avoid these copies. A write returns once its
+/// bytes are posted; there is nothing to flush.
 ///
-/// Dropping it ends what it sends and waits ([`Config::linger`]) until the peer's device has all of
-/// it: one round trip, if the peer is alive. The peer then reads what is left, and the end. What
-/// arrived here and was not read is lost.
+/// Dropping a stream ends the data of this side and waits, for at most [`Config::linger`], until
+/// the peer's device has all of it: one round trip, if the peer is alive. The peer then reads what
+/// is left, and the end. Bytes that arrived here and were not read are lost.
 #[derive(Debug)]
 pub struct Stream {
     read: ReadHalf,
@@ -30,7 +30,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Connects to a [`Listener`](crate::Listener) at `address`. [`Config`] has the options.
+    /// Connects to a [`Listener`](crate::Listener) on `address`. [`Config`] has options.
     ///
     /// # Errors
     /// As [`Config::connect`].
@@ -55,12 +55,12 @@ impl Stream {
         Self { read: ReadHalf::new(shared.clone()), write: WriteHalf::new(shared) }
     }
 
-    /// The halves, for two threads. The connection is closed when both are gone.
+    /// Splits the stream for two threads. The connection is closed when both halves are dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.read, self.write)
     }
 
-    /// Puts two halves together again.
+    /// Joins two halves again.
     ///
     /// # Errors
     /// The halves, if they are of different streams.
@@ -78,7 +78,8 @@ impl Stream {
     /// The local address.
     ///
     /// # Errors
-    /// None; a `Result` as that of [`TcpStream`](std::net::TcpStream), as those below.
+    /// None: it is a `Result` because [`TcpStream`](std::net::TcpStream) returns one, like those
+    /// below.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.shared().local)
     }
@@ -91,19 +92,19 @@ impl Stream {
         Ok(self.shared().peer)
     }
 
-    /// Ends one direction, or both. After the end of writing the peer reads what is left and then
-    /// the end; after that of reading, reads here find the end once they have what arrived, also
-    /// one that waits in another thread.
+    /// Ends one direction, or both. After the end of writing, the peer reads the remaining bytes
+    /// and then the end. After the end of reading, reads here return the bytes that have arrived
+    /// and then the end; a read that waits in another thread returns, too.
     ///
     /// # Errors
-    /// None: the stream of a peer that is gone is shut down already.
+    /// None: a stream whose peer is gone counts as shut down.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.shared().shutdown(how);
         Ok(())
     }
 
-    /// Whether calls fail with `WouldBlock` instead of waiting. The stream is readable
-    /// ([`Stream::readiness`]) when another try may succeed.
+    /// Whether calls fail with `WouldBlock` instead of waiting. The file of [`Stream::readiness`]
+    /// is readable when another call may succeed.
     ///
     /// # Errors
     /// None.
@@ -112,9 +113,9 @@ impl Stream {
         Ok(())
     }
 
-    /// A file for poll(2) and epoll(7) that is readable when a call which failed with `WouldBlock`
-    /// may succeed: one that reads, and one that writes as well. It stays readable until that call
-    /// was tried again, so try both directions that wait.
+    /// A file for poll(2) and epoll(7) that is readable when a call that failed with `WouldBlock`,
+    /// a read or a write, may succeed. It stays readable until that call is tried again, so try
+    /// both directions if both wait.
     ///
     /// # Errors
     /// Errors of epoll_create(2), at the first call.
@@ -122,7 +123,7 @@ impl Stream {
         self.shared().readiness()
     }
 
-    /// How long a read waits before it fails with `WouldBlock`; for ever without one.
+    /// How long a read waits before it fails with `WouldBlock`; forever without a timeout.
     ///
     /// # Errors
     /// `InvalidInput` for a timeout of zero.
@@ -130,7 +131,8 @@ impl Stream {
         self.shared().read_timeout.set(timeout)
     }
 
-    /// How long a write waits for space before it fails with `WouldBlock`; for ever without one.
+    /// How long a write waits for space before it fails with `WouldBlock`; forever without a
+    /// timeout.
     ///
     /// # Errors
     /// `InvalidInput` for a timeout of zero.
@@ -154,7 +156,8 @@ impl Stream {
         Ok(self.shared().write_timeout.get())
     }
 
-    /// How long dropping the stream waits at most: [`Config::linger`]. Zero aborts the connection.
+    /// How long dropping the stream waits at most; see [`Config::linger`]. With zero, dropping it
+    /// aborts the connection.
     ///
     /// # Errors
     /// None.
@@ -166,12 +169,12 @@ impl Stream {
     /// Why the stream broke, if it did.
     ///
     /// # Errors
-    /// `PermissionDenied` in a forked child, if another thread used the stream at the fork.
+    /// `PermissionDenied` in a forked child if another thread was using the stream at the fork.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         Ok(self.shared().lock()?.failure())
     }
 
-    /// Reads and leaves the bytes where they are: the next read finds them again.
+    /// Reads without consuming the bytes: the next read returns them again.
     ///
     /// # Errors
     /// As [`Read::read`].
@@ -179,8 +182,7 @@ impl Stream {
         self.read.peek(into)
     }
 
-    /// Lends the bytes that arrived, in the ring where the peer wrote them: see
-    /// [`ReadHalf::lend`].
+    /// Waits for bytes and returns views of them in the ring: see [`ReadHalf::lend`].
     ///
     /// # Errors
     /// As [`Read::read`].
@@ -188,7 +190,7 @@ impl Stream {
         self.read.lend()
     }
 
-    /// Lends a registered buffer to fill: see [`WriteHalf::reserve`].
+    /// Waits for space and returns a registered buffer to fill: see [`WriteHalf::reserve`].
     ///
     /// # Errors
     /// As [`Write::write`].

@@ -1,4 +1,4 @@
-//! The two ends of a ring: what the writer may still send, and what the reader has.
+//! The flow control of a ring: how much its writer may still send, and how much its reader has.
 
 use uverbs::{MemoryView, Remote};
 
@@ -6,14 +6,14 @@ use crate::broken::Broken;
 use crate::config::RESERVED;
 use crate::handshake::Offer;
 
-/// What a reader tells the writer of its ring: totals since the connection began.
+/// What a reader reports to the writer of its ring: totals since the connection began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// Bytes that the program took out of the ring.
+    /// Bytes that the program has read from the ring.
     pub(crate) consumed: u64,
-    /// Messages with data whose receives are posted again.
+    /// Data messages whose receives have been posted again.
     pub(crate) messages: u64,
-    /// Whether the sender of the report sends no more data.
+    /// Whether the sender of the report will send no more data.
     pub(crate) finished: bool,
 }
 
@@ -47,11 +47,11 @@ impl Report {
 pub(crate) struct Outgoing {
     ring: Remote,
     bytes: u64,
-    /// Messages with data that may be on their way.
+    /// The most data messages that may be in flight.
     messages: u64,
     sent: u64,
     sent_messages: u64,
-    /// What the peer last reported.
+    /// The totals that the peer last reported.
     consumed: u64,
     taken_messages: u64,
 }
@@ -84,12 +84,12 @@ impl Outgoing {
         self.sent_messages += 1;
     }
 
-    /// Takes a report of the peer. It can only free what was sent.
+    /// Processes a report of the peer, which can only free what was sent.
     pub(crate) fn credit(&mut self, report: &Report) -> Result<(), Broken> {
         let bytes = self.consumed..=self.sent;
         let messages = self.taken_messages..=self.sent_messages;
         if !bytes.contains(&report.consumed) || !messages.contains(&report.messages) {
-            return Err(Broken::Protocol("a report of what was never sent"));
+            return Err(Broken::Protocol("a report of data that was never sent"));
         }
         (self.consumed, self.taken_messages) = (report.consumed, report.messages);
         Ok(())
@@ -106,7 +106,7 @@ pub(crate) struct Incoming {
     consumed: u64,
     reported: u64,
     reported_messages: u64,
-    /// The peer sends no more.
+    /// The peer will send no more data.
     pub(crate) finished: bool,
 }
 
@@ -136,12 +136,13 @@ impl Incoming {
         Ok(())
     }
 
-    /// Bytes that can be read.
+    /// The number of bytes that can be read.
     pub(crate) fn available(&self) -> usize {
         (self.received - self.consumed) as usize
     }
 
-    /// Where they are: a first part, and a second one if they go on at the ring's start.
+    /// The offset and length of their parts: a first one, and a second one if they wrap around to
+    /// the ring's start.
     pub(crate) fn parts(&self) -> [(usize, usize); 2] {
         let start = self.consumed % self.bytes;
         let first = (self.bytes - start).min(self.received - self.consumed);
@@ -165,7 +166,7 @@ impl Incoming {
     }
 
     /// Whether a report is due: since the last one, a quarter of the ring has been read, or a
-    /// quarter of the messages that it takes has arrived.
+    /// quarter of the permitted messages has arrived.
     pub(crate) fn is_report_due(&self) -> bool {
         (self.consumed - self.reported) * 4 >= self.bytes
             || (self.received_messages - self.reported_messages) * 4 >= self.messages

@@ -1,19 +1,19 @@
-//! The tasks that wait for a listener.
+//! The tasks that wait for a listener's events.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-/// The tasks that wait, by the numbers of their calls. An event wakes them all, because the one
-/// that would be woken alone may have given up, or not accept again.
+/// The waiting tasks, by the numbers of their calls. An event wakes them all, because a single
+/// woken task might have been cancelled, or not accept again.
 #[derive(Debug, Default)]
 pub(super) struct Accepting {
     last: AtomicU64,
     tasks: Mutex<HashMap<u64, Waker>>,
 }
 
-/// A call that is not [`Call::BY_HAND`] is forgotten when this is dropped.
+/// A call of `accept`. Dropping it removes its task.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     accepting: &'a Accepting,
@@ -21,7 +21,7 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// The number of calls that are not futures. Only the task of the last one is kept.
+    /// The common number of all calls of `poll_accept`, of which only the last one's task is kept.
     pub(super) const BY_HAND: u64 = 0;
 }
 
@@ -37,10 +37,11 @@ impl Accepting {
         Call { accepting: self, number: self.last.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// Notes that the task of a call waits.
+    /// Notes that a call's task waits.
     pub(super) fn set(&self, number: u64, waker: &Waker) {
         let before = self.lock().insert(number, waker.clone());
-        // Without the lock: a waker may be the last thing that holds a task, which may have a call.
+        // Dropped after the lock is released: it may be the last reference to a task that owns a
+        // `Call`, whose drop takes the lock.
         drop(before);
     }
 

@@ -1,4 +1,4 @@
-//! Dropped streams whose peer's device does not have everything yet.
+//! Waiting, after a stream is dropped, until the peer's device has all of its data.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::readiness::Side;
 use crate::shared::Shared;
 
-/// Keeps a stream until the peer's device has everything, its linger time at most.
+/// Keeps a dropped stream until the peer's device has all of its data, for at most its linger time.
 #[derive(Debug)]
 struct Delivery {
     events: Arc<Events>,
@@ -21,8 +21,8 @@ struct Delivery {
     shared: Arc<Shared>,
 }
 
-/// A runtime that shuts down drops its tasks one after the other. For each of these streams, a
-/// thread of the runtime for blocking work then waits.
+/// Waits in a thread for blocking work if the wait is not over, because a runtime that shuts down
+/// drops its tasks.
 impl Drop for Delivery {
     fn drop(&mut self) {
         wait_in_thread(self.shared.clone());
@@ -30,7 +30,7 @@ impl Drop for Delivery {
 }
 
 impl Delivery {
-    /// Ready when the wait is over, or cannot go on in a task.
+    /// Ready when the wait is over, or cannot continue in a task.
     fn poll(&self, task: &mut Context<'_>) -> Poll<()> {
         let delivered = self.events.poll(&self.shared, task, Side::Write, Core::finished);
         let Some(deadline) = self.shared.delivery_deadline() else { return delivered.map(drop) };
@@ -43,8 +43,8 @@ impl Delivery {
     }
 }
 
-/// Waits in a task of this runtime, if it is the one that watches the stream's events. Outside of a
-/// runtime, dropping the stream waits.
+/// Waits in a task of this runtime if it is the one that watches the stream's events, else in a
+/// thread. Outside a runtime it does nothing: dropping `shared` waits.
 pub(super) fn wait(shared: &Arc<Shared>, events: &Arc<Events>, watching: runtime::Id) {
     if !shared.awaits_delivery() {
         return;
@@ -62,17 +62,17 @@ pub(super) fn wait(shared: &Arc<Shared>, events: &Arc<Events>, watching: runtime
     }
 }
 
-/// Waits in a thread of the runtime for blocking work. Outside of a runtime, dropping the stream
-/// waits.
+/// Waits in a thread of the runtime for blocking work. Outside a runtime it does nothing: dropping
+/// `shared` waits.
 pub(super) fn wait_in_thread(shared: Arc<Shared>) {
     if !shared.awaits_delivery() {
         return;
     }
     let Ok(runtime) = Handle::try_current() else { return };
     let spawn = || runtime.spawn_blocking(move || shared.wait_for_delivery());
-    // It panics if it can make no thread. The stream is kept then until there is one, or until the
-    // runtime is dropped.
+    // It panics if it cannot create a thread. Then the stream is kept until there is one, or until
+    // the runtime is dropped.
     if catch_unwind(AssertUnwindSafe(spawn)).is_err() {
-        tracing::warn!("no thread can wait until a dropped stream is delivered");
+        tracing::warn!("no thread can wait for the delivery of a dropped stream");
     }
 }

@@ -1,4 +1,4 @@
-//! Listening in tasks.
+//! Listening in tokio tasks.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,21 +17,21 @@ use crate::config::Config;
 use crate::lookup::explain;
 use crate::shared::Shared;
 
-/// Listens for streams, as [`TcpListener`](tokio::net::TcpListener) does. Dropping it refuses the
-/// peers that are not accepted.
+/// Listens for streams, as [`TcpListener`](tokio::net::TcpListener) does. Dropping it refuses peers
+/// that have not been accepted.
 #[derive(Debug)]
 pub struct Listener {
-    /// The listener's event file, by a descriptor of its own.
+    /// A duplicate of the listener's event file.
     events: AsyncFile,
-    /// Ends a wait when a silent peer may have to give up its place.
+    /// Ends a wait when a half-open peer may be evicted.
     alarm: Alarm,
     accepting: Arc<Accepting>,
-    /// Connections that tokio could not watch yet, for want of a descriptor.
+    /// Connections that tokio could not watch yet because no file descriptor was free.
     unwatched: Mutex<VecDeque<Arc<Shared>>>,
     listener: crate::Listener,
 }
 
-/// Connections that were not accepted are aborted, as those of TCP: dropping them does not wait.
+/// Aborts connections that were not accepted, as TCP does, so that dropping them does not wait.
 impl Drop for Listener {
     fn drop(&mut self) {
         self.unwatched().iter().for_each(|shared| shared.set_linger(Duration::ZERO));
@@ -39,18 +39,18 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// Listens at `address`; port 0 is any free one. [`Listener::bind_with`] has options.
+    /// Listens on `address`; port 0 chooses a free port. [`Listener::bind_with`] takes options.
     ///
     /// # Errors
     /// As [`Config::bind`].
     ///
     /// # Panics
-    /// Outside a tokio runtime with I/O enabled, as all of tokio's I/O.
+    /// Outside a tokio runtime with I/O enabled.
     pub async fn bind(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::bind_with(&Config::new(), address).await
     }
 
-    /// Listens at `address`. If a name has several addresses, the first that works is used.
+    /// Listens on `address`. If a name has several addresses, the first that works is used.
     ///
     /// # Errors
     /// As [`Config::bind`].
@@ -62,7 +62,7 @@ impl Listener {
         Self::from_blocking(config.bind(&addresses[..])?)
     }
 
-    /// A listener that threads made.
+    /// Converts a blocking listener.
     ///
     /// # Errors
     /// Errors of epoll_ctl(2).
@@ -81,16 +81,16 @@ impl Listener {
         })
     }
 
-    /// The address that it listens at, with the port that was chosen.
+    /// The address that it listens on, with the port that was chosen.
     ///
     /// # Errors
-    /// None; a `Result` as that of [`TcpListener`](tokio::net::TcpListener).
+    /// None: it is a `Result` because [`TcpListener`](tokio::net::TcpListener) returns one.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Waits for the next stream, and returns it with the peer's address. Several tasks may wait.
-    /// Cancel safe: a connection that is not established yet is not lost.
+    /// It is cancel safe: no connection is lost.
     ///
     /// # Errors
     /// As [`crate::Listener::accept`].
@@ -99,8 +99,7 @@ impl Listener {
         std::future::poll_fn(|task| self.poll_accept_as(call.number, task)).await
     }
 
-    /// As [`Listener::accept`], for futures written by hand. Of the tasks that called this, the
-    /// last is woken.
+    /// As [`Listener::accept`], for hand-written futures. Only the task of the last call is woken.
     ///
     /// # Errors
     /// As [`Listener::accept`].
@@ -114,7 +113,7 @@ impl Listener {
         task: &Context<'_>,
     ) -> Poll<io::Result<(Stream, SocketAddr)>> {
         self.accepting.set(call, task.waker());
-        // A statement of its own: the lock is not held longer.
+        // A separate statement, so that the lock is released here.
         let unwatched = self.unwatched().pop_front();
         if let Some(shared) = unwatched {
             return Poll::Ready(self.watch(shared));
@@ -136,7 +135,7 @@ impl Listener {
     fn watch(&self, shared: Arc<Shared>) -> io::Result<(Stream, SocketAddr)> {
         let stream = Stream::watch(&shared).inspect_err(|_| {
             self.unwatched().push_front(shared.clone());
-            // Another task has perhaps found no event since this one took it.
+            // Another task may have found no event because this one had taken it.
             self.accepting.wake_by_ref();
         });
         stream.map(|stream| (stream, shared.peer))
@@ -146,7 +145,7 @@ impl Listener {
         self.unwatched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ready when there may be an event, or when a silent peer may have to give up its place.
+    /// Ready when there may be an event, or when a half-open peer may be evicted.
     fn poll_event(&self, task: &mut Context<'_>) -> Poll<uverbs::Result<Option<Readable<'_>>>> {
         let event = self.events.poll_readable(task).map_ok(Some);
         match (event, self.listener.next_eviction()) {

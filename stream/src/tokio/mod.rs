@@ -1,4 +1,4 @@
-//! Streams and listeners for tasks of tokio.
+//! Streams and listeners for tokio.
 //!
 //! ```
 //! # #[cfg(feature = "soft")]
@@ -17,8 +17,8 @@
 //! # }
 //! ```
 //!
-//! Every future here may be dropped at any moment, and nothing is lost. A task that reads and one
-//! that writes may wait at the same time.
+//! Every future here is cancel safe. A task that reads and one that writes may wait at the same
+//! time.
 
 mod accepting;
 mod delivery;

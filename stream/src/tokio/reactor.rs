@@ -17,7 +17,7 @@ use crate::shared::Shared;
 #[derive(Debug)]
 pub(super) struct Reactor {
     events: Arc<Events>,
-    /// The runtime that watches them.
+    /// The runtime that watches the events.
     runtime: runtime::Id,
     pub(super) shared: Arc<Shared>,
 }
@@ -25,12 +25,12 @@ pub(super) struct Reactor {
 /// The files of a stream's events, and the tasks that wait for them.
 #[derive(Debug)]
 pub(super) struct Events {
-    /// The files of [`Shared::files`], by descriptors of their own.
+    /// Duplicates of the files in [`Shared::files`].
     files: [AsyncFile; 2],
     wakers: Arc<Wakers>,
 }
 
-/// The tasks that wait, one of each direction. Each file wakes both: one event may be good for
+/// The waiting tasks, one for each direction. Each file wakes both, because an event may concern
 /// either.
 #[derive(Debug, Default)]
 struct Wakers([Mutex<Option<Waker>>; 2]);
@@ -63,8 +63,8 @@ impl Wake for Wakers {
     }
 }
 
-/// A peer that does not answer would stop all tasks of this thread for the stream's linger time. So
-/// a task of its own waits for it.
+/// Waits for delivery in a separate task: otherwise a peer that does not answer would stop all
+/// tasks of this thread for the stream's linger time.
 impl Drop for Reactor {
     fn drop(&mut self) {
         delivery::wait(&self.shared, &self.events, self.runtime);
@@ -95,8 +95,8 @@ impl Events {
         Ok(Self { files, wakers: Arc::default() })
     }
 
-    /// Tries; if it has to wait, the task is woken when another try may succeed. A task whose
-    /// tries always succeed leaves the others their turn, as with all of tokio's I/O.
+    /// Tries, and if it has to wait, wakes the task when another try may succeed. It uses tokio's
+    /// cooperative budget, so a task whose tries always succeed lets others run.
     pub(super) fn poll<T>(
         &self,
         shared: &Shared,
@@ -110,9 +110,9 @@ impl Events {
         Poll::Ready(result)
     }
 
-    /// An event is asked for before the last try, so that what arrives after it wakes the task.
-    /// Readiness is forgotten only after a try that came later than it and found nothing. What
-    /// arrived since then makes the file ready anew.
+    /// Arms the completion queue before the last try, so that a completion after that wakes the
+    /// task. Clears the readiness of a file only after a later try has found nothing; events since
+    /// then make the file ready again.
     fn poll_in_turn<T>(
         &self,
         shared: &Shared,
@@ -142,14 +142,15 @@ impl Events {
         }
     }
 
-    /// Which of the files may be readable.
+    /// The files that may be readable.
     fn ready(&self, both: &mut Context<'_>) -> io::Result<[Option<Readable<'_>>; 2]> {
         let [completions, manager] = &self.files;
         Ok([ready(completions, both)?, ready(manager, both)?])
     }
 
-    /// Takes the events of files that are ready, and tries. An event that it takes may be good for
-    /// the other side, too, whose task may have begun to wait after the event had woken all tasks.
+    /// Takes the events of ready files, and tries. Such an event may also concern the other side,
+    /// whose task may have begun to wait only after the event had woken all tasks, so this wakes
+    /// it.
     fn look<T>(
         &self,
         shared: &Shared,

@@ -1,4 +1,4 @@
-//! Streams of tasks.
+//! Streams for tokio.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -25,13 +25,13 @@ use crate::lookup::explain;
 use crate::readiness::Side;
 use crate::shared::Shared;
 
-/// A stream of bytes to a peer, as [`TcpStream`](tokio::net::TcpStream) is one.
+/// A byte stream to a peer, like [`TcpStream`](tokio::net::TcpStream).
 ///
-/// `poll_shutdown` ends what it sends and waits until the peer's device has all of it. If a stream
-/// is dropped that is not shut down, a task of the runtime waits for that, [`Config::linger`] at
-/// most. If there is no descriptor left for a timer, or the task belongs to another runtime than
-/// the stream, a thread for blocking work waits; outside of a runtime, the thread that drops it. A
-/// runtime that shuts down waits for all streams that were dropped.
+/// `poll_shutdown` ends the data of this side, and waits until the peer's device has all of it. If
+/// a stream is dropped before that, a task of the runtime waits instead, for at most
+/// [`Config::linger`]. If no file descriptor is left for a timer, or the stream is dropped in
+/// another runtime than its own, a thread for blocking work waits; outside a runtime, the dropping
+/// thread does. A runtime that shuts down waits for all dropped streams.
 #[derive(Debug)]
 pub struct Stream {
     read: ReadHalf,
@@ -45,27 +45,26 @@ pub struct ReadHalf {
     buffer: ReadBuffer,
 }
 
-/// The half of a stream that writes. Dropping it ends what the stream sends.
+/// The half of a stream that writes. Dropping it ends the data of this side.
 #[derive(Debug)]
 pub struct WriteHalf {
     reactor: Arc<Reactor>,
 }
 
 impl Stream {
-    /// Connects to a listener at `address`. [`Stream::connect_with`] has options.
+    /// Connects to a listener on `address`. [`Stream::connect_with`] takes options.
     ///
     /// # Errors
     /// As [`Config::connect`].
     ///
     /// # Panics
-    /// Outside a tokio runtime with I/O enabled, as all of tokio's I/O.
+    /// Outside a tokio runtime with I/O enabled.
     pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Self> {
         Self::connect_with(&Config::new(), address).await
     }
 
-    /// Connects to a listener at `address`. If a name has several addresses, the first that works
-    /// is used. Dropping the future withdraws the request: to end it early, drop it instead of
-    /// using [`Config::connect_timeout`].
+    /// Connects to a listener on `address`. If a name has several addresses, the first that works
+    /// is used. Dropping the future withdraws the request.
     ///
     /// # Errors
     /// As [`Config::connect`].
@@ -90,14 +89,14 @@ impl Stream {
         Self::watch(&shared).inspect_err(|_| wait_in_thread(shared))
     }
 
-    /// A connection that fails to become a stream stays as it is.
+    /// Makes a stream of a connection. If that fails, the connection is unchanged.
     pub(super) fn watch(shared: &Arc<Shared>) -> io::Result<Self> {
         let reactor = Arc::new(Reactor::new(shared.clone())?);
         let read = ReadHalf { reactor: reactor.clone(), buffer: ReadBuffer::default() };
         Ok(Self { read, write: WriteHalf { reactor } })
     }
 
-    /// A stream that was connected by threads.
+    /// Converts a blocking stream.
     ///
     /// # Errors
     /// Errors of epoll_ctl(2); `InvalidInput` while bytes of `fill_buf` are not consumed.
@@ -108,18 +107,18 @@ impl Stream {
         let (read, write) = stream.into_split();
         let shared = read.shared().clone();
         read.require_empty().inspect_err(|_| wait_in_thread(shared.clone()))?;
-        // The halves would end the stream as they go.
+        // Dropping `write` would end the data of this side.
         let stream = Self::new(shared)?;
         write.keep_open();
         Ok(stream)
     }
 
-    /// The halves, for two tasks. The connection is closed when both are gone.
+    /// Splits the stream for two tasks. The connection is closed when both halves are dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.read, self.write)
     }
 
-    /// Puts two halves together again.
+    /// Joins two halves again.
     ///
     /// # Errors
     /// The halves, if they are of different streams.
@@ -133,7 +132,7 @@ impl Stream {
     /// The local address.
     ///
     /// # Errors
-    /// None; a `Result` as that of [`TcpStream`](tokio::net::TcpStream).
+    /// None: it is a `Result` because [`TcpStream`](tokio::net::TcpStream) returns one.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.read.reactor.shared.local)
     }
@@ -146,8 +145,8 @@ impl Stream {
         Ok(self.read.reactor.shared.peer)
     }
 
-    /// How long the connection stays open at most after the stream is dropped: [`Config::linger`].
-    /// Zero aborts the connection.
+    /// How long the connection stays open at most after the stream is dropped; see
+    /// [`Config::linger`]. With zero, dropping the stream aborts the connection.
     pub fn set_linger(&self, time: std::time::Duration) {
         self.read.reactor.shared.set_linger(time);
     }
@@ -169,7 +168,7 @@ impl Stream {
     }
 }
 
-/// Connects, waiting for it.
+/// Connects, and waits until the connection is established.
 async fn connect(
     config: &Config,
     address: SocketAddr,
@@ -201,7 +200,8 @@ async fn accepted(connecting: &mut Connecting<'_>) -> io::Result<Offer> {
     }
 }
 
-/// The runtime may have no timers.
+/// Fails with `TimedOut` at the deadline. It uses an [`Alarm`], because the runtime may have no
+/// timers.
 async fn in_time<T>(deadline: Instant, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let (mut work, alarm) = (pin!(work), Alarm::new()?);
     poll_fn(|task| {
@@ -225,14 +225,14 @@ impl ReadHalf {
         self.reactor.poll(task, Side::Read, attempt)
     }
 
-    /// Waits for bytes and lends those that arrived, in the ring where the peer wrote them; none
-    /// are the end of the stream. See [`crate::ReadHalf::lend`].
+    /// Waits for bytes and returns views of those that have arrived, in the ring where the peer
+    /// wrote them; no bytes mean the end of the stream. See [`crate::ReadHalf::lend`].
     ///
     /// # Errors
     /// As those of reads; `InvalidInput` while bytes of `poll_fill_buf` are not consumed.
     pub async fn lend(&mut self) -> io::Result<Lent<'_>> {
         if !self.buffer.left().is_empty() {
-            let cause = "poll_fill_buf() gave bytes that are not consumed";
+            let cause = "poll_fill_buf() returned bytes that are not consumed yet";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, cause));
         }
         poll_fn(|task| self.poll(task, Core::readable)).await?;
@@ -254,7 +254,7 @@ impl AsyncRead for ReadHalf {
         }
         let ring = self.reactor.shared.ring();
         let bytes = ready!(self.poll(task, |core| {
-            // No more space is zeroed than the bytes need.
+            // Zeroes no more of the buffer than the bytes need.
             let Some(arrived) = core.readable()? else { return Ok(None) };
             let length = arrived.min(into.remaining());
             core.read(ring, into.initialize_unfilled_to(length))
@@ -287,7 +287,7 @@ impl AsyncBufRead for ReadHalf {
 }
 
 impl WriteHalf {
-    /// Waits for space and lends a registered buffer to fill. See [`crate::WriteHalf::reserve`].
+    /// Waits for space and returns a registered buffer to fill. See [`crate::WriteHalf::reserve`].
     ///
     /// # Errors
     /// As those of writes.
@@ -318,12 +318,12 @@ impl AsyncWrite for WriteHalf {
         true
     }
 
-    /// There is nothing to flush: what was written is on its way.
+    /// Does nothing, because written bytes are sent at once.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends what the stream sends, and waits until the peer's device has all of it.
+    /// Ends the data of this side, and waits until the peer's device has all of it.
     fn poll_shutdown(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.reactor.shared.shutdown(Shutdown::Write);
         self.reactor.poll(task, Side::Write, Core::finished)

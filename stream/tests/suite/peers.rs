@@ -18,7 +18,7 @@ fn a_client_of_another_protocol_is_refused() {
     let error = stranger.connect(to).unwrap_err();
     let source = std::error::Error::source(&error).unwrap();
     let said = &source.downcast_ref::<cm::Rejection>().unwrap().private_data;
-    assert!(String::from_utf8_lossy(said).contains("does not speak"), "{error}");
+    assert!(String::from_utf8_lossy(said).contains("does not use"), "{error}");
     // The listener still accepts.
     let mut client = Rdma::connect(to).unwrap();
     let (mut server, _) = accepting.join().unwrap();
