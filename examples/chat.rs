@@ -1,6 +1,6 @@
-//! A chat over multicast datagrams: what a member of the group says, all members receive.
+//! A chat over multicast datagrams: all members of a group receive what one member sends.
 //!
-//! `cargo run --features soft --example chat [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example chat [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 
@@ -16,14 +16,14 @@ const MULTICAST_QPN: u32 = 0xff_ffff;
 const QKEY: u32 = 0x1111_1111;
 /// On InfiniBand a subnet manager would give the group its LID.
 const GROUP_LID: u16 = 0xc001;
-/// Bytes of the longest line.
+/// The bytes of the longest line.
 const LINE: usize = 60;
-/// Receives that a member keeps posted.
+/// The number of receives that a member keeps posted.
 const RECEIVES: usize = 16;
 
 struct Member {
     name: &'static str,
-    // Dropped before the region that its receives name.
+    // Dropped before the region, into which it receives.
     qp: raw::QueuePair<Ud>,
     cq: raw::CompletionQueue,
     lines: MemoryRegion,
@@ -46,12 +46,12 @@ impl Member {
         Ok(member)
     }
 
-    /// Posts a receive: the routing header comes first, then the line.
+    /// Posts a receive, with space for the routing header and then the line.
     fn post_receive(&mut self, index: usize) -> uverbs::Result<()> {
         let length = GRH_BYTES + LINE;
         let sge = self.lines.sge(index * length, length)?;
-        // SAFETY: the region outlives the queue pair, and its bytes are read between
-        // completion and reposting only.
+        // SAFETY: the region outlives the queue pair, and its bytes are read only between
+        // completion and reposting.
         unsafe { self.qp.post_receive(index as u64, &[sge])? };
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Member {
         let to = ah.datagram(MULTICAST_QPN, QKEY);
         let line = format!("{}: {words}", self.name);
         let line = &line.as_bytes()[..line.len().min(LINE)];
-        // SAFETY: inline data.
+        // SAFETY: inline data is copied by the post.
         unsafe {
             self.qp.post_send(
                 0,

@@ -1,7 +1,7 @@
-//! A client that connects again when its server ends a connection, a bounded number of times and
-//! after a pause that grows.
+//! A client that reconnects when its server ends a connection, a limited number of times and with
+//! growing pauses.
 //!
-//! `cargo run --features soft --example cm_reconnect [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example cm_reconnect [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -12,16 +12,16 @@ use uverbs::cm::{Connection, Connector, Listener};
 use uverbs::qp::PostFlags;
 use uverbs::{Context, PollError, op};
 
-/// Connections that the server ends at once.
+/// The number of connections that the server ends at once.
 const FAILURES: u32 = 3;
-/// Attempts that the client makes before it gives up.
+/// The number of attempts before the client gives up.
 const ATTEMPTS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Ends some connections, and takes a message from the next one.
+/// Ends some connections, and receives a message from the next one.
 fn serve(mut listener: Listener) -> Result<Vec<u8>, Failure> {
     for _ in 0..FAILURES {
         drop(listener.accept()?);
@@ -35,7 +35,7 @@ fn serve(mut listener: Listener) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-/// The bytes of the next completion's slot; an error if the request failed.
+/// Waits for the next completion, and returns the bytes of its slot; fails if the request failed.
 fn finished(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
     loop {
         match connection.resources.cq.poll() {
@@ -46,7 +46,7 @@ fn finished(connection: &mut Connection) -> Result<Option<Vec<u8>>, Failure> {
             Err(PollError::Empty) => {}
             Err(error) => return Err(error.into()),
         }
-        // The peer's end of the connection says more, and sooner, than the time-out of a send.
+        // Fails sooner, and with a clearer error, than the timeout of a send.
         if connection.has_ended()? {
             return Err("the peer ended the connection".into());
         }

@@ -1,7 +1,7 @@
-//! One listener, one shared receive queue, many clients that know nothing but the address.
+//! One listener and one shared receive queue for many clients, which connect by address.
 //!
-//! `cargo run --features soft --example cm_server [DEVICE]`; the device is `soft` if not named, and
-//! `default` is the first of the kernel's.
+//! `cargo run --features soft --example cm_server [DEVICE]`; the default device is `soft`;
+//! `default` selects the first device of the kernel.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// An error that a thread can return.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The slot of the next completion.
+/// Waits for the next completion, and returns its slot.
 fn next(cq: &mut CompletionQueue) -> Result<Option<Slot>, Failure> {
     loop {
         match cq.poll() {
@@ -33,7 +33,8 @@ fn next(cq: &mut CompletionQueue) -> Result<Option<Slot>, Failure> {
     }
 }
 
-/// Takes one message of each client, in any order, and keeps the connections until they end.
+/// Receives one message of each client, in any order, and keeps the connections until the clients
+/// end them.
 fn serve(mut listener: Listener<uverbs::layer::Safe, ()>, mut all: Shared) -> Result<u64, Failure> {
     let mut connections = Vec::new();
     for _ in 0..CLIENTS {
@@ -54,13 +55,13 @@ fn serve(mut listener: Listener<uverbs::layer::Safe, ()>, mut all: Shared) -> Re
     Ok(sum)
 }
 
-/// What all connections of the server use.
+/// The queues that all connections of the server share.
 struct Shared {
     cq: CompletionQueue,
     _srq: uverbs::SharedReceiveQueue,
 }
 
-/// Listens at `address` with one receive queue for all.
+/// Listens on `address`, with one receive queue for all connections.
 fn listen(
     context: &Context,
     address: SocketAddr,
@@ -81,7 +82,7 @@ fn listen(
     Ok((listener, Shared { cq, _srq: srq }))
 }
 
-/// Connects, says a number, and ends the connection.
+/// Connects, sends a number, and ends the connection.
 fn client(context: &Context, address: SocketAddr, number: u64) -> Result<(), Failure> {
     let connector = Connector::new().context(context).timeout(PATIENCE).queue_depths(1, 1);
     let mut connection: Connection = connector.connect(address)?;
@@ -96,7 +97,7 @@ fn client(context: &Context, address: SocketAddr, number: u64) -> Result<(), Fai
     Ok(())
 }
 
-/// An address of the device with any free port.
+/// The device's IPv4 address, with port 0 for a free port.
 fn address(context: &Context) -> Result<SocketAddr, Failure> {
     let gids = context.gid_table(1)?;
     let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4());

@@ -1,8 +1,7 @@
-//! An echo server of tokio tasks: one listener, one completion queue and one shared receive queue
-//! for all clients. No thread polls: tasks sleep until a peer or a completion arrives.
+//! An echo server with tokio: one listener, one completion queue and one shared receive queue for
+//! all clients. No thread polls; tasks sleep until a connection or a completion arrives.
 //!
-//! `cargo run --features soft,tokio --example cm_tasks [DEVICE]`; the device is `soft` if not
-//! named.
+//! `cargo run --features soft,tokio --example cm_tasks [DEVICE]`; the default device is `soft`.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
@@ -20,9 +19,9 @@ use uverbs::{Context, ProtectionDomain, SharedReceiveQueue, Slot, op};
 const CLIENTS: u32 = 8;
 const MESSAGES: u32 = 50;
 const BYTES: u32 = 64;
-/// Slots of the shared receive queue.
+/// The number of slots of the shared receive queue.
 const SLOTS: u32 = 64;
-/// Most messages that are kept for connections that are not accepted yet.
+/// The most messages that are kept for connections that are not accepted yet.
 const EARLY: usize = SLOTS as usize / 2;
 
 /// An error that a task can return.
@@ -30,11 +29,11 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 struct Server {
     listener: AsyncListener<Safe, ()>,
-    /// Connections by the numbers of their queue pairs.
+    /// Connections by queue pair number.
     connections: HashMap<u32, Connection<Safe, ()>>,
-    /// Messages of peers whose connections the listener has not returned yet. A peer sends as soon
-    /// as it is connected, and may be given up later. The oldest message is dropped if there are
-    /// many.
+    /// Messages that arrived before the listener returned their connections: a peer may send as
+    /// soon as it is connected. The listener may also give up on the peer, so the oldest message is
+    /// dropped if there are many.
     early: VecDeque<(u32, Slot)>,
     cq: AsyncCompletionQueue,
     srq: SharedReceiveQueue,
@@ -61,7 +60,7 @@ impl Server {
         Ok(Self { listener, connections, early, cq, srq, echoed: 0 })
     }
 
-    /// Echoes until all clients have got all their messages.
+    /// Echoes until all messages of all clients are sent back.
     async fn serve(mut self) -> Result<u32, Failure> {
         while self.echoed < CLIENTS * MESSAGES {
             tokio::select! {
@@ -82,7 +81,7 @@ impl Server {
 
     fn handle(&mut self, slot: Slot, done: &WorkCompletion) -> Result<(), Failure> {
         if done.status != Status::Success {
-            // The peer has gone: its queue pair fails alone.
+            // The peer is gone; only its queue pair fails.
             self.connections.remove(&done.qp_num());
         } else if done.opcode() == CompletionOpcode::Recv {
             return self.echo(done.qp_num(), slot);
@@ -105,7 +104,7 @@ impl Server {
     }
 }
 
-/// A connected client that sleeps until a completion arrives.
+/// A connected client.
 struct Client {
     connection: Connection<Safe, AsyncCompletionQueue>,
     pd: ProtectionDomain,
@@ -123,7 +122,7 @@ impl Client {
         Ok(Self { connection: connecting.await?, pd })
     }
 
-    /// The next completion's slot.
+    /// Waits for the next completion, and returns its slot.
     async fn next(&mut self) -> Result<Slot, Failure> {
         match self.connection.resources.completion().await? {
             (Some(slot), done) if done.status == Status::Success => Ok(slot),
@@ -131,8 +130,8 @@ impl Client {
         }
     }
 
-    /// Sends messages and compares the echoes. The connection stays: an end that leaves may take
-    /// along the acknowledgement of the last echo.
+    /// Sends messages and compares the echoes. Returns the client so that its connection stays
+    /// open: closing it at once could lose the acknowledgement of the last echo.
     async fn run(mut self, number: u32) -> Result<Self, Failure> {
         let slab = self.pd.create_slab(2, BYTES)?;
         for round in 0..MESSAGES {
@@ -149,7 +148,7 @@ impl Client {
     }
 }
 
-/// An address of the device with any free port.
+/// The device's IPv4 address, with port 0 for a free port.
 fn address(context: &Context) -> Result<SocketAddr, Failure> {
     let gids = context.gid_table(1)?;
     let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4());

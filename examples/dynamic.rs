@@ -1,7 +1,7 @@
-//! Dynamic connections: one initiator hands work to many servers and has no queue pair per server;
-//! each server has one target for all initiators.
+//! Dynamic connections: one initiator sends to many servers without a queue pair for each, and each
+//! server has one target for all initiators.
 //!
-//! `cargo run --features soft --example dynamic [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example dynamic [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 use std::io::Read;
@@ -16,7 +16,7 @@ use uverbs::{
 
 const SERVERS: u32 = 24;
 const ROUNDS: u32 = 20;
-/// Receives that each server keeps posted.
+/// The number of receives that each server keeps posted.
 const DEPTH: u32 = 4;
 const BYTES: u32 = 64;
 
@@ -40,7 +40,7 @@ impl Server {
         Ok(Self { target, srq, cq, sum: 0 })
     }
 
-    /// Takes the next number, and posts its slot again.
+    /// Waits for the next number, and posts its slot again.
     fn serve(&mut self) -> Result<(), Box<dyn Error>> {
         let slot = wait(&mut self.cq, CompletionOpcode::Recv)?;
         let number: [u8; 8] = slot[..8].try_into()?;
@@ -49,16 +49,16 @@ impl Server {
     }
 }
 
-/// An access key: as hard to guess as a password.
+/// A random access key, which others cannot guess.
 fn random() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// A server, as the initiator knows it.
+/// The address of a server, as the initiator uses it.
 struct Peer {
-    #[allow(dead_code, reason = "its address is used as long as requests name it")]
+    #[allow(dead_code, reason = "`address` refers to it")]
     ah: AddressHandle,
     address: DcAddress,
 }
@@ -104,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut cq = context.create_cq(64).build()?;
     let mut initiator = pd.create_qp::<Dci>(cq.handle(), cq.handle()).build()?;
     initiator.activate()?;
-    // Between machines these 56 bytes of each server would travel over a socket.
+    // Between machines, each server would send these 56 bytes over a socket.
     let ends = servers.iter().map(|server| server.target.endpoint().to_bytes());
     let peers =
         ends.map(|bytes| Peer::new(&pd, &initiator, &bytes)).collect::<Result<Vec<_>, _>>()?;

@@ -1,6 +1,7 @@
-//! Two queue pairs bounce a message without a line of `unsafe`: slots go out and come back.
+//! Two queue pairs bounce a message, without `unsafe` code: posting a slot gives it to the queue,
+//! and its completion returns it.
 //!
-//! `cargo run --features soft --example echo [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example echo [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 
@@ -19,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut server_cq = context.create_cq(64).build()?;
     let mut client = pd.create_qp::<Rc>(client_cq.handle(), client_cq.handle()).build()?;
     let mut server = pd.create_qp::<Rc>(server_cq.handle(), server_cq.handle()).build()?;
-    // Between two machines these 48 bytes each would travel over a socket.
+    // Between two machines, each side would send these 48 bytes over a socket.
     let (here, there) = (client.endpoint(), server.endpoint());
     client.connect(&there)?;
     server.connect(&here)?;
@@ -45,8 +46,7 @@ fn receive(qp: &mut QueuePair<Rc>, slot: Slot) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The next message that arrives. Completions of own sends in between give their slots back by
-/// being dropped.
+/// Waits for the next message. Dropping the completions of sends returns their slots to the slab.
 fn wait(cq: &mut CompletionQueue) -> Result<Slot, Box<dyn Error>> {
     let context = cq.context().clone();
     loop {

@@ -1,6 +1,6 @@
-//! One thread waits for completions and asynchronous events with `poll`, and sleeps in between.
+//! One thread sleeps in `poll` until completions or asynchronous events arrive.
 //!
-//! `cargo run --features soft --example event_loop [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example event_loop [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 use std::os::fd::AsFd;
@@ -24,18 +24,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     a.connect(&end_b)?;
     b.connect(&end_a)?;
     for wr_id in 0..MESSAGES {
-        // SAFETY: no memory is named.
+        // SAFETY: the request accesses no memory.
         unsafe { b.post_receive(wr_id, &[])? };
     }
 
     let (mut sent, mut arrived, mut sleeps) = (0, 0, 0);
     while arrived < MESSAGES {
         if sent == arrived {
-            // SAFETY: inline data.
+            // SAFETY: inline data is copied by the post.
             unsafe { a.post_send(sent, op::Send, Inline(b""), PostFlags::empty())? };
             sent += 1;
         }
-        // Arm, then poll once more, then wait: completions before arming raise no event.
+        // Arms, then polls once more before it waits, because completions before arming raise no
+        // event.
         cq.arm();
         match cq.poll() {
             Ok(completion) => {

@@ -1,8 +1,8 @@
-//! A table that many clients look up, fill and count in without the server's processor: RDMA READ
-//! finds an entry, compare-and-swap claims an empty one, fetch-and-add counts the visits.
+//! A hash table that many clients use without the server's processor: RDMA READ finds an entry,
+//! compare-and-swap claims an empty one, fetch-and-add counts the visits.
 //!
-//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`; without
-//! arguments 8 clients on `soft`.
+//! `cargo run --features soft --example key_value [DEVICE [CLIENTS]]`. By default 8 clients use the
+//! device `soft`.
 
 use std::error::Error;
 use std::sync::atomic::Ordering;
@@ -16,12 +16,13 @@ use uverbs::{
     ProtectionDomain, QueuePair, Remote, Slab, Slot, op,
 };
 
-/// An entry: 8 bytes each of key (0: empty), value and visits.
+/// The bytes of an entry: 8 each for the key (0 if the entry is empty), the value, and the number
+/// of visits.
 const ENTRY: u64 = 24;
 const ENTRIES: u64 = 1024;
-/// Bit of a key whose value has not been written yet.
+/// Set in a key whose value has not been written yet.
 const BUSY: u64 = 1 << 63;
-/// Keys that each client inserts.
+/// The number of keys that each client inserts.
 const KEYS_EACH: u64 = 16;
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -43,7 +44,7 @@ fn main() -> Outcome<()> {
         let client = Client::new(&context, server.table.remote(0)?)?;
         ready.push((number, server.connect(client)?));
     }
-    // The server makes no call while the clients work.
+    // The server does nothing while the clients work.
     let work = |(number, client)| thread::spawn(move || use_table(client, number));
     let running: Vec<_> = ready.into_iter().map(work).collect();
     for client in running {
@@ -55,7 +56,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Inserts the client's keys, then looks up each of them, and some that no client inserts.
+/// Inserts the client's keys, then looks up each of them, and as many that no client inserts.
 fn use_table(mut client: Client, number: u64) -> Outcome<()> {
     let keys = number * KEYS_EACH + 1..=(number + 1) * KEYS_EACH;
     for key in keys.clone() {
@@ -105,7 +106,7 @@ impl Server {
         Ok(client)
     }
 
-    /// Keys in the table, and visits of all of them.
+    /// The number of keys in the table, and the sum of their visits.
     fn count(&self) -> Outcome<(u64, u64)> {
         let (mut keys, mut visits) = (0, 0);
         for entry in 0..ENTRIES {
@@ -132,7 +133,7 @@ impl Client {
         Ok(Self { qp, cq, slab: pd.create_slab(2, 64)?, table })
     }
 
-    /// The value, after adding one to its visits; `None` for a key that no client inserted.
+    /// Adds one to the visits of a key and returns its value; `None` if no client inserted it.
     fn look_up(&mut self, key: u64) -> Outcome<Option<u64>> {
         for entry in places(key) {
             let (found, value) = self.read(entry)?;
@@ -149,7 +150,7 @@ impl Client {
         Ok(None)
     }
 
-    /// Claims the first empty entry where the key may be, then fills it in.
+    /// Claims the first empty entry for the key, then fills it in.
     fn insert(&mut self, key: u64, value: u64) -> Outcome<()> {
         for entry in places(key) {
             let claim =
@@ -171,7 +172,7 @@ impl Client {
         Err("the table is full".into())
     }
 
-    /// Key and value of an entry.
+    /// The key and value of an entry.
     fn read(&mut self, entry: u64) -> Outcome<(u64, u64)> {
         let mut slot = self.slot()?;
         slot.set_len(16);
@@ -201,7 +202,7 @@ impl Client {
     }
 }
 
-/// The entries where a key may be, in the order in which they are searched.
+/// The entries where a key may be, in search order.
 fn places(key: u64) -> impl Iterator<Item = u64> {
     let first = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
     (0..ENTRIES).map(move |step| (first + step) % ENTRIES)

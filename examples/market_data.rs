@@ -16,12 +16,12 @@ use uverbs::soft::SoftDevice;
 use uverbs::{CompletionQueue, Context, Device, Flow, PollError, QueuePair, Slab, op};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
-/// UDP ports of the two feeds; the subscriber wants the first.
+/// The UDP ports of the two feeds. The subscriber receives the first.
 const FEEDS: [u16; 2] = [14310, 14311];
 const SUBSCRIPTION: u32 = 7;
 const BURSTS: u64 = 50;
 const BURST: u64 = 4;
-/// Ethernet, IPv4 and UDP header.
+/// The bytes of the Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
 const FRAME: u32 = 256;
 /// How long a burst may take to arrive.

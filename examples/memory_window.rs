@@ -1,7 +1,7 @@
-//! Lending memory for a while: the owner binds a window to part of a region, the borrower writes
-//! through the window's key, the owner takes the key back.
+//! Temporary remote access: the owner binds a memory window to part of a region, the borrower
+//! writes with the window's key, then the owner invalidates the key.
 //!
-//! `cargo run --features soft --example memory_window [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example memory_window [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 
@@ -35,27 +35,27 @@ fn main() -> Result<(), Box<dyn Error>> {
     owner.connect(&end_borrower)?;
     borrower.connect(&end_owner)?;
 
-    // Peers get access only through a window.
+    // Without remote access rights of its own, so peers need a window.
     let region =
         pd.register(Buffer::new(4096)?, AccessFlags::LOCAL_WRITE | AccessFlags::MW_BIND)?;
     let mut window = pd.alloc_mw(WindowType::Type2)?;
     let grant = window.bind(&region, 1024, 100, WindowAccess::REMOTE_WRITE)?;
-    // SAFETY: the region outlives the binding.
+    // SAFETY: the region outlives the window's binding.
     unsafe { owner.post_send(1, grant, (), SIGNALED)? };
     assert_eq!(next(&mut cq)?.status, Status::Success);
     let lent = Remote::new(region.address() + 1024, window.rkey());
 
-    // SAFETY: inline data.
+    // SAFETY: inline data is copied by the post.
     unsafe { borrower.post_send(2, op::Write(lent), Inline(b"borrowed"), SIGNALED)? };
     assert_eq!(next(&mut cq)?.status, Status::Success);
     let mut words = [0; 8];
     region.view().read(1024, &mut words)?;
     println!("written through the window: {}", String::from_utf8_lossy(&words));
 
-    // SAFETY: no memory is named.
+    // SAFETY: the request accesses no memory.
     unsafe { owner.post_send(3, op::LocalInvalidate(window.rkey()), (), SIGNALED)? };
     assert_eq!(next(&mut cq)?.status, Status::Success);
-    // SAFETY: inline data.
+    // SAFETY: inline data is copied by the post.
     unsafe { borrower.post_send(4, op::Write(lent), Inline(b"too late"), SIGNALED)? };
     let refused = next(&mut cq)?;
     assert_eq!(refused.status, Status::RemoteAccess);

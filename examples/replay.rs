@@ -1,11 +1,11 @@
-//! A recording as a deterministic test of a feed handler, on the software device.
+//! A deterministic test of a feed handler: a recording is replayed on the software device.
 //!
-//! `cargo run --features soft --example replay [FILE]`; FILE is a pcap or pcapng recording, for
-//! instance of `uverbs capture`. Without one the example records a feed of its own.
+//! `cargo run --features soft --example replay [FILE]`. FILE is a pcap or pcapng recording, for
+//! instance of `uverbs capture`. Without FILE the example generates a recording.
 //!
-//! The frames arrive as a network and a late program have them: some are lost, arrive twice, late,
-//! damaged or too long, and now and then more of them come at once than the queue has receives. All
-//! of it follows from a seed: `UVERBS_REPLAY_SEED=7` repeats the run of seed 7 to the byte.
+//! The frames arrive as they would in a bad network: some are lost, duplicated, late, damaged or
+//! too long, and sometimes more arrive at once than the queue has receives. A seed determines all
+//! of this: `UVERBS_REPLAY_SEED=7` repeats the run of seed 7 exactly.
 
 use std::error::Error;
 use std::fs::File;
@@ -19,13 +19,13 @@ use uverbs::soft::SoftDevice;
 use uverbs::soft::replay::{Disturbances, Replay, seeds};
 use uverbs::{Context, Device, Flow};
 
-/// The line of the feed.
+/// The multicast group and port of the feed.
 pub(crate) const LINE: UdpMulticast = UdpMulticast::new(Ipv4Addr::new(239, 1, 2, 3), 14310);
-/// Receives of the handler's queue.
+/// The number of receives of the handler's queue.
 pub(crate) const DEPTH: u32 = 64;
-/// Bytes of its buffers.
+/// The bytes of each of its buffers.
 pub(crate) const BUFFER: usize = 2048;
-/// Ethernet, IPv4 and UDP header.
+/// The bytes of the Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -49,12 +49,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A device whose PTP clock reads what the recording says.
+/// A device whose PTP clock has the time of the recording.
 pub(crate) fn device() -> std::io::Result<SoftDevice> {
     SoftDevice::builder("soft0").without_wire().real_time_clock_from(0).build()
 }
 
-/// Times and bytes of the frames that were recorded whole.
+/// The times and bytes of the frames that were recorded in full.
 pub(crate) fn read<R: std::io::Read>(
     recording: Recording<R>,
 ) -> uverbs::Result<Vec<(u64, Vec<u8>)>> {
@@ -64,7 +64,7 @@ pub(crate) fn read<R: std::io::Read>(
     recording.filter(whole).map(|frame| frame.map(|frame| (frame.time, frame.bytes))).collect()
 }
 
-/// A recording of so many quotes, ten microseconds apart.
+/// A recording of `quotes` quotes, ten microseconds apart.
 pub(crate) fn record(quotes: u64) -> uverbs::Result<Vec<u8>> {
     let mut file = Vec::new();
     let mut recorder = Recorder::new(&mut file, "feed")?;
@@ -74,7 +74,7 @@ pub(crate) fn record(quotes: u64) -> uverbs::Result<Vec<u8>> {
     Ok(file)
 }
 
-/// A frame with a quote's number.
+/// A frame with the number of a quote.
 fn quote(number: u64) -> Vec<u8> {
     let mut frame = [&LINE.mac()[..], &[2, 0, 0, 0, 0, 1, 8, 0]].concat();
     frame.extend_from_slice(&[0x45, 0, 0, 60, 0, 0, 0x40, 0, 16, 17, 0, 0, 10, 0, 0, 1]);
@@ -88,19 +88,19 @@ fn quote(number: u64) -> Vec<u8> {
     frame
 }
 
-/// The program under test: it takes each quote once, in order, and counts what is missing.
+/// The program under test. It takes each quote once, in order, and counts the missing ones.
 pub(crate) struct Handler {
     pub(crate) rx: RxQueue<RealTime>,
     _line: Flow,
     /// The number that the next quote should have.
     next: u64,
-    /// When each quote came, and its number.
+    /// The time of arrival and the number of each quote.
     pub(crate) quotes: Vec<(u64, u64)>,
-    /// Numbers that were passed over.
+    /// The number of missing quotes.
     pub(crate) gaps: u64,
-    /// Quotes that came again, or too late.
+    /// The number of quotes that arrived again, or too late.
     pub(crate) old: u64,
-    /// Frames that are not quotes.
+    /// The number of frames that are not quotes.
     pub(crate) foreign: u64,
 }
 
@@ -112,7 +112,7 @@ impl Handler {
         Ok(Self { rx, _line: line, next: 0, quotes: Vec::new(), gaps: 0, old: 0, foreign: 0 })
     }
 
-    /// Takes everything that has come.
+    /// Takes all frames that have arrived.
     pub(crate) fn poll(&mut self) -> uverbs::Result<()> {
         loop {
             let frame = match self.rx.poll() {
@@ -141,7 +141,7 @@ impl Handler {
         self.quotes.push((time, number));
     }
 
-    /// What happened.
+    /// A summary of the run.
     pub(crate) fn report(&self) -> uverbs::Result<String> {
         let counters = self.rx.counters();
         Ok(format!(

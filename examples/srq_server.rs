@@ -1,7 +1,7 @@
-//! One server, many clients, one shared receive queue: receives are posted for all clients
-//! together, and the limit event says when to post more.
+//! One server, many clients, one shared receive queue: the server posts receives for all clients
+//! together, and posts more after each limit event.
 //!
-//! `cargo run --features soft --example srq_server [DEVICE]`; the device is `soft` if not named.
+//! `cargo run --features soft --example srq_server [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 
@@ -23,9 +23,9 @@ struct Server {
     clients: Vec<raw::QueuePair<Rc>>,
     cq: raw::CompletionQueue,
     srq: raw::SharedReceiveQueue,
-    // Dropped after the queues that receive into it.
+    // Dropped after the queues, which receive into it.
     requests: MemoryRegion,
-    /// Slots that were read and not posted again yet.
+    /// Slots that were read and not yet posted again.
     read: Vec<usize>,
     refills: u32,
 }
@@ -43,7 +43,7 @@ impl Server {
 
     fn accept(&mut self, client: &Endpoint) -> uverbs::Result<Endpoint> {
         let builder = self.requests.pd().create_raw_qp::<Rc>(self.cq.handle(), self.cq.handle());
-        // Completions bring the index back, so that the server knows which client to answer.
+        // Completions return the index, which tells the server which client to answer.
         let index = self.clients.len() as u64;
         let builder = builder.shared_receive_queue(self.srq.handle()).user_context(index);
         let mut qp = builder.build()?;
@@ -57,15 +57,15 @@ impl Server {
         let mut batch = self.srq.batch();
         for slot in self.read.drain(..) {
             let sge = self.requests.sge(slot * BYTES, BYTES)?;
-            // SAFETY: the region outlives the queue; a slot is read between completion and
-            // reposting only.
+            // SAFETY: the region outlives the queue, and a slot is read only between completion and
+            // reposting.
             unsafe { batch.build(slot as u64, &[sge])? };
         }
         batch.publish();
         self.srq.arm_limit(LIMIT)
     }
 
-    /// Answers every request that is there: the number that it carries, doubled.
+    /// Answers every request that has arrived with twice its number.
     fn serve(&mut self) -> Result<(), Box<dyn Error>> {
         loop {
             let (client, slot) = match self.cq.poll() {
@@ -79,7 +79,7 @@ impl Server {
             self.read.push(slot as usize);
             let answer = (u32::from_le_bytes(number) * 2).to_le_bytes();
             let qp = self.clients.get_mut(client).ok_or("a completion of no client")?;
-            // SAFETY: inline data.
+            // SAFETY: inline data is copied by the post.
             unsafe { qp.post_send(0, op::Send, Inline(&answer), PostFlags::empty())? };
         }
         while let Ok(event) = self.requests.pd().context().try_get_event() {
@@ -111,16 +111,16 @@ impl Client {
 
     fn ask(&mut self, number: u32) -> uverbs::Result<()> {
         let sge = self.answer.sge(0, BYTES)?;
-        // SAFETY: the region outlives the queue pair, and is read after the completion only.
+        // SAFETY: the region outlives the queue pair, and is read only after the completion.
         unsafe { self.qp.post_receive(1, &[sge])? };
-        // SAFETY: inline data.
+        // SAFETY: inline data is copied by the post.
         unsafe {
             self.qp.post_send(0, op::Send, Inline(&number.to_le_bytes()), PostFlags::empty())?
         };
         Ok(())
     }
 
-    /// The answer, once it and the request's own completion are there; the server works meanwhile.
+    /// Waits for the answer and for the completion of the request, while the server works.
     fn answer(&mut self, server: &mut Server) -> Result<u32, Box<dyn Error>> {
         let mut left = 2;
         while left > 0 {

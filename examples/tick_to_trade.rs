@@ -1,14 +1,14 @@
-//! A tick comes in, an order goes out: two redundant multicast lines of one feed, a book, and an
-//! order from a template, past the kernel's network stack.
+//! From a tick to a trade without the kernel's network stack: a desk receives quotes from two
+//! redundant multicast lines of one feed, keeps a book, and sends orders from a template.
 //!
-//! `cargo run --features soft --example tick_to_trade [EXCHANGE DESK]`; two software devices if no
-//! devices are named. On others it needs Ethernet ports and CAP_NET_RAW.
+//! `cargo run --features soft --example tick_to_trade [EXCHANGE DESK]`. Without arguments it uses
+//! two software devices; real devices need Ethernet ports and CAP_NET_RAW.
 //!
-//! The exchange sends each quote on both lines. Some are lost on one of them, some on both. The
-//! desk takes each quote from the line that brings it first, notices gaps, keeps the best prices,
-//! and sends an order whenever the spread is narrow. Everything that the desk does for a quote is
-//! in [`Desk::trade`]: it makes no system call and allocates nothing (`tests/tick_to_trade.rs`
-//! runs it in a thread that is killed otherwise).
+//! The exchange sends each quote on both lines. Some quotes are lost on one line, some on both. The
+//! desk takes each quote from the line where it arrives first, detects gaps, keeps the best prices,
+//! and sends an order whenever the spread is narrow. [`Desk::trade`] does all of that, without
+//! system calls or allocations (`tests/tick_to_trade.rs` runs it in a thread that would be killed
+//! otherwise).
 
 use std::error::Error;
 use std::net::Ipv4Addr;
@@ -20,7 +20,7 @@ use uverbs::qp::{EthChecksum, EthernetOffload, PostError};
 use uverbs::soft::SoftDevice;
 use uverbs::{Context, Device, Flow, ProtectionDomain};
 
-/// The two lines of the feed: group and port. The flow tag says which one a frame came from.
+/// The two lines of the feed: group and port. The flow tag of a frame identifies its line.
 const LINES: [UdpMulticast; 2] = [
     UdpMulticast::new(Ipv4Addr::new(239, 1, 2, 3), 14310).tag(1),
     UdpMulticast::new(Ipv4Addr::new(239, 1, 2, 4), 14311).tag(2),
@@ -28,20 +28,20 @@ const LINES: [UdpMulticast; 2] = [
 const EXCHANGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const DESK: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const ORDER_PORT: u16 = 9000;
-/// Ethernet, IPv4 and UDP header.
+/// The bytes of the Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
-/// Number, side, price and size of a quote.
+/// The bytes of a quote: number, side, price and size.
 const QUOTE: usize = 8 + 8 + 8 + 8;
-/// Number of the quote, price and size of an order, behind eight bytes for the account.
+/// The bytes of an order: account, number of the quote, price and size.
 const ORDER: usize = 8 + 8 + 8 + 8;
-/// Device checksums of layers 3 and 4.
+/// The device fills in the IP and UDP checksums.
 const SUMS: EthernetOffload =
     EthernetOffload { checksum: EthChecksum::IP_CSUM, vlan: None, metadata: 0 };
-/// A spread at which the desk buys.
+/// The desk buys if the spread is at most this.
 const NARROW: u64 = 3;
-/// Quotes that the exchange sends.
+/// The number of quotes that the exchange sends.
 pub(crate) const QUOTES: u64 = 1000;
-/// How long anything may take.
+/// When the example gives up waiting.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 type Order = Template<{ blocks(HEADERS + ORDER) }>;
@@ -54,12 +54,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let deadline = Instant::now() + PATIENCE;
     for number in 0..QUOTES {
         exchange.publish(number)?;
-        // What is lost on both lines never comes.
+        // Quotes that are lost on both lines never arrive.
         while desk.next <= last_seen(number) && Instant::now() < deadline {
             desk.trade()?;
             desk.rx.context().poll_idle();
         }
-        // Its queue of 256 receives would lose orders if they were taken at the end only.
+        // The exchange has 256 receives, and would lose orders if it took them only at the end.
         exchange.take_orders()?;
     }
     while exchange.orders < desk.orders && Instant::now() < deadline {
@@ -81,25 +81,25 @@ fn devices() -> Result<[Device; 2], Box<dyn Error>> {
     }
 }
 
-/// Lost on a line: every tenth quote on the first, every seventh on the second.
+/// Whether a quote is lost on a line: every tenth on the first line, every seventh on the second.
 fn is_lost(line: usize, number: u64) -> bool {
     if line == 0 { number % 10 == 9 } else { number % 7 == 6 }
 }
 
-/// The last quote up to `number` that a line brings.
+/// The number of the last quote up to `number` that is not lost on both lines.
 pub(crate) fn last_seen(number: u64) -> u64 {
     let seen = |number: &u64| !(is_lost(0, *number) && is_lost(1, *number));
     (0..=number).rev().find(seen).unwrap_or_default()
 }
 
-/// The side that quotes and takes orders.
+/// The side that sends quotes and receives orders.
 pub(crate) struct Exchange {
     tx: TxQueue,
     quotes: [Quote; 2],
-    /// Orders that came.
+    /// The queue that receives orders.
     pub(crate) rx: RxQueue,
     _session: Flow,
-    /// How many did.
+    /// The number of orders received.
     pub(crate) orders: u64,
 }
 
@@ -109,7 +109,7 @@ impl Exchange {
     const PRICE: Field<u64, { HEADERS + 16 }> = Field::new();
     const SIZE: Field<u64, { HEADERS + 24 }> = Field::new();
 
-    /// An exchange on a device.
+    /// Creates an exchange on a device.
     pub(crate) fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
         let pd = context.alloc_pd()?;
         let mut tx = pd.create_tx_queue(256).build()?;
@@ -121,7 +121,7 @@ impl Exchange {
         Ok(Self { tx, quotes: [a?, b?], rx, _session, orders: 0 })
     }
 
-    /// Sends a quote on both lines, where it is not lost.
+    /// Sends a quote on each line where it is not lost.
     pub(crate) fn publish(&mut self, number: u64) -> Result<(), Box<dyn Error>> {
         for line in (0..2).filter(|line| !is_lost(*line, number)) {
             let quote = &mut self.quotes[line];
@@ -139,7 +139,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Counts the orders that have come.
+    /// Counts the orders that have arrived.
     pub(crate) fn take_orders(&mut self) -> Result<(), Box<dyn Error>> {
         loop {
             match self.rx.poll() {
@@ -152,7 +152,7 @@ impl Exchange {
     }
 }
 
-/// The queue for orders, and its rule.
+/// Creates the queue for orders, and its steering rule.
 fn session(pd: &ProtectionDomain) -> Result<(RxQueue, Flow), Box<dyn Error>> {
     let mut rx = pd.create_rx_queue(256).build()?;
     let orders = FiveTuple {
@@ -167,22 +167,22 @@ fn session(pd: &ProtectionDomain) -> Result<(RxQueue, Flow), Box<dyn Error>> {
 
 /// The side that trades.
 pub(crate) struct Desk {
-    /// Both lines, told apart by their tags.
+    /// Receives both lines, which are distinguished by their tags.
     pub(crate) rx: RxQueue,
     tx: TxQueue,
     _lines: [Flow; 2],
     order: Order,
     /// The number that the next quote should have.
     pub(crate) next: u64,
-    /// Quotes that a line brought first, by line.
+    /// For each line, the number of quotes that arrived on it first.
     first: [u64; 2],
-    /// Copies of what the other line had brought before.
+    /// The number of quotes that had already arrived on the other line.
     copies: u64,
-    /// Quotes that came on neither line.
+    /// The number of quotes that arrived on neither line.
     pub(crate) gaps: u64,
-    /// Best prices: bid, offer.
+    /// The best prices: bid and offer.
     best: [u64; 2],
-    /// Orders that were sent.
+    /// The number of orders sent.
     pub(crate) orders: u64,
 }
 
@@ -191,7 +191,7 @@ impl Desk {
     const PRICE: Field<u64, { HEADERS + 16 }> = Field::new();
     const SIZE: Field<u64, { HEADERS + 24 }> = Field::new();
 
-    /// A desk on a device, that listens to both lines.
+    /// Creates a desk on a device, which receives both lines.
     pub(crate) fn new(context: &Context) -> Result<Self, Box<dyn Error>> {
         let pd = context.alloc_pd()?;
         let mut rx = pd.create_rx_queue(1024).count_matches().build()?;
@@ -211,15 +211,15 @@ impl Desk {
             best: [10_000, 10_003],
             orders: 0,
         };
-        // The first order finds code, template and ring in the caches.
+        // Loads code, template and ring into the caches for the first order.
         desk.tx.warm(&desk.order)?;
         Ok(desk)
     }
 
-    /// Handles what has come: the path from a tick to a trade.
+    /// Handles the quotes that have arrived: the path from a tick to a trade.
     ///
     /// # Errors
-    /// Why nothing comes any more, or why an order did not leave.
+    /// The receive queue or an order failed.
     pub(crate) fn trade(&mut self) -> uverbs::Result<()> {
         loop {
             let frame = match self.rx.poll() {
@@ -238,7 +238,7 @@ impl Desk {
                 continue;
             }
             let line = usize::from(frame.flow_tag() == 2);
-            // The buffer goes back before the order leaves.
+            // Returns the buffer before the order is sent.
             drop(frame);
             self.first[line] += 1;
             self.gaps += number - self.next;
@@ -266,7 +266,7 @@ impl Desk {
         Ok(())
     }
 
-    /// What happened.
+    /// A summary of the run.
     pub(crate) fn report(&self) -> String {
         let counters = self.rx.counters();
         let lost = self.rx.lost().map_or_else(|_| "?".to_owned(), |lost| lost.to_string());
@@ -287,7 +287,7 @@ impl Desk {
     }
 }
 
-/// Number, side, price and size, if the frame has them.
+/// The number, side, price and size in a frame, if it is long enough.
 #[inline(always)]
 fn quote(frame: &[u8]) -> Option<[u64; 4]> {
     let data: &[u8; QUOTE] = frame.get(HEADERS..)?.first_chunk()?;
@@ -297,7 +297,7 @@ fn quote(frame: &[u8]) -> Option<[u64; 4]> {
     Some([number(0)?, number(8)?, number(16)?, number(24)?])
 }
 
-/// A UDP packet with `length` bytes of zeros, and without checksums.
+/// A UDP packet with `length` zero bytes of data, and without checksums.
 fn packet(mac: [u8; 6], [from, to]: [(Ipv4Addr, u16); 2], length: usize) -> Vec<u8> {
     let udp = (8 + length) as u16;
     let mut frame = [&mac[..], &[2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0]].concat();

@@ -1,7 +1,6 @@
 //! An echo server and a client as tokio tasks.
 //!
-//! `cargo run --features soft,tokio --example tokio_echo [DEVICE]`; the device is `soft` if not
-//! named.
+//! `cargo run --features soft,tokio --example tokio_echo [DEVICE]`; the default device is `soft`.
 
 use std::error::Error;
 
@@ -14,7 +13,7 @@ use uverbs::{AccessFlags, Buffer, Context, MemoryRegion, op, raw};
 
 const MESSAGES: u32 = 200;
 const BYTES: usize = 64;
-/// Offsets in each end's memory: of the bytes to receive into, and of those to send.
+/// Offsets in each end's memory: of received bytes, and of bytes to send.
 const RECEIVED: usize = 0;
 const SENT: usize = BYTES;
 
@@ -37,8 +36,8 @@ impl End {
 
     fn post_receive(&mut self) -> uverbs::Result<()> {
         let sge = self.memory.sge(RECEIVED, BYTES)?;
-        // SAFETY: the memory outlives the queue pair, and is read between completion and reposting
-        // only.
+        // SAFETY: the memory outlives the queue pair, and is read only between completion and
+        // reposting.
         unsafe { self.qp.post_receive(0, &[sge])? };
         Ok(())
     }
@@ -46,8 +45,8 @@ impl End {
     fn send(&mut self, message: &[u8]) -> uverbs::Result<()> {
         self.memory.view().write(SENT, message)?;
         let sge = self.memory.sge(SENT, message.len())?;
-        // SAFETY: the memory outlives the queue pair, and is written again after the completion
-        // only.
+        // SAFETY: the memory outlives the queue pair, and is written again only after the
+        // completion.
         unsafe { self.qp.post_send(0, op::Send, sge, PostFlags::empty())? };
         Ok(())
     }
@@ -57,7 +56,7 @@ impl End {
         if done.status == Status::Success { Ok(done) } else { Err(format!("{done:?}").into()) }
     }
 
-    /// Waits for a message, and for the completion of the send before it, if `sending`.
+    /// Waits for a message, and if `sending`, also for the completion of the previous send.
     async fn receive(
         &mut self,
         mut sending: bool,
@@ -101,7 +100,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let echo = client.receive(true).await.map_err(|error| error.to_string())?;
         assert_eq!(echo, message.as_bytes());
     }
-    // The server's end stays until the client has everything.
+    // The server's end must not be dropped before the client has everything.
     drop(server.await?.map_err(|error| error.to_string())?);
     println!("{MESSAGES} messages echoed by a task");
     Ok(())
