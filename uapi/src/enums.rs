@@ -1,8 +1,8 @@
 //! Enumerations of the generic ABI, as open newtypes.
 //!
-//! Sources: `ib_user_verbs.h` and `ib_user_ioctl_verbs.h`; values that travel in commands but that
-//! only the kernel's internal `include/rdma/ib_verbs.h` defines carry their `<infiniband/verbs.h>`
-//! name.
+//! Sources: `ib_user_verbs.h` and `ib_user_ioctl_verbs.h`; values of commands that only the
+//! kernel's internal `include/rdma/ib_verbs.h` defines have their names from
+//! `<infiniband/verbs.h>`.
 
 crate::macros::abi_enums! {
     /// The kernel driver of a device.
@@ -123,7 +123,7 @@ crate::macros::abi_enums! {
         XRC_INI = 9 IB_UVERBS_QPT_XRC_INI,
         /// XRC, receiving half.
         XRC_TGT = 10 IB_UVERBS_QPT_XRC_TGT,
-        /// A type that only the driver knows (DC for mlx5).
+        /// A type that the driver defines (DC for mlx5).
         DRIVER = 0xff IB_UVERBS_QPT_DRIVER,
     }
 

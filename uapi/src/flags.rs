@@ -1,4 +1,4 @@
-//! Flags of the generic ABI; bits without a name are kept.
+//! Flags of the generic ABI; unknown bits are preserved.
 //!
 //! Sources: as for [`crate::enums`].
 
@@ -113,7 +113,7 @@ crate::macros::abi_flags! {
 
     /// How an advice is carried out.
     flags AdviseMrFlags: u32 {
-        /// Before the call returns.
+        /// The advice is carried out before the call returns.
         FLUSH = 1 << 0 => IB_UVERBS_ADVISE_MR_FLAG_FLUSH,
     }
 

@@ -16,7 +16,7 @@ crate::macros::abi_structs! {
         /// How many attributes follow.
         @6 num_attrs: u16,
         @8 reserved1: u64,
-        /// The driver whose namespace the ids of 0x1000 and above belong to.
+        /// The driver that defines the ids from 0x1000 on.
         @16 driver_id: crate::enums::DriverId,
         @20 reserved2: u32,
     }
@@ -41,7 +41,7 @@ mod values {
     crate::macros::abi_flags! {
         /// Flags of an attribute.
         flags AttrFlags: u16 {
-            /// The kernel must know this attribute, or fail with EPROTONOSUPPORT.
+            /// A kernel that does not know this attribute must fail with EPROTONOSUPPORT.
             MANDATORY = 1 << 0 => UVERBS_ATTR_F_MANDATORY,
             /// Set by the kernel: it wrote this output.
             VALID_OUTPUT = 1 << 1 => UVERBS_ATTR_F_VALID_OUTPUT,
@@ -59,13 +59,13 @@ mod constants {
         ID_NS_SHIFT: u16 = 12 UVERBS_ID_NS_SHIFT,
         /// The first id of the driver's namespace.
         ID_DRIVER_NS: u16 = 0x1000 UVERBS_ID_DRIVER_NS,
-        /// Bits of an id that name its namespace: 0 is generic, 1 the driver's.
+        /// The bits of an id that are its namespace: 0 is generic, 1 the driver's.
         ID_NS_MASK: u16 = 0xf000 UVERBS_ID_NS_MASK,
         /// Flag of an extended write command.
         CMD_FLAG_EXTENDED: u32 = 0x8000_0000 IB_USER_VERBS_CMD_FLAG_EXTENDED,
         /// Bits of a write command that are its number.
         CMD_COMMAND_MASK: u32 = 0xff IB_USER_VERBS_CMD_COMMAND_MASK,
-        /// Numbers from this one on belong to extended commands only.
+        /// Numbers from this one on are only for extended commands.
         CMD_THRESHOLD: u32 = 50 IB_USER_VERBS_CMD_THRESHOLD,
         /// Binary logarithm of the longest indirection table.
         MAX_LOG_IND_TBL_SIZE: u32 = 0x0d IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE,

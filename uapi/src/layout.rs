@@ -1,4 +1,5 @@
-//! What this crate declares, as data: every struct with its fields, every constant with its value.
+//! The declarations of this crate as data: every struct with its fields, every constant with its
+//! value.
 //!
 //! The layout test compares these tables with the kernel's headers, and a tracer can use them to
 //! print a command's fields by name.
@@ -39,7 +40,7 @@ pub trait Described {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Constant {
     /// Name (or expression) in the kernel's headers, or in `<infiniband/verbs.h>` if it begins with
-    /// `IBV_`: some values of the ABI are in no exported kernel header. Empty if they are in
+    /// `IBV_`, as some values of the ABI are in no exported kernel header. Empty if the value is in
     /// neither.
     pub c_name: &'static str,
     /// Value, zero-extended.

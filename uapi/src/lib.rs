@@ -1,8 +1,8 @@
-//! The kernel's RDMA ABI: what travels through the ioctl of `/dev/infiniband/uverbsN`, through the
-//! writes of `/dev/infiniband/rdma_cm`, and through the reads of event files.
+//! The kernel's RDMA ABI: the data of the ioctl of `/dev/infiniband/uverbsN`, of writes to
+//! `/dev/infiniband/rdma_cm`, and of reads from event files.
 //!
-//! Both sides of the character device share this crate: the provider that sends commands and the
-//! software device that answers them. It makes no system call, allocates nothing and has no unsafe
+//! Both sides of the character device use this crate: the library that sends commands and the
+//! software device that answers them. It makes no system calls, allocates nothing and has no unsafe
 //! code.
 //!
 //! - [`ioctl`]: the header, the attributes and the ioctl's number;
@@ -14,14 +14,14 @@
 //! - [`enums`], [`flags`], [`event`], [`clock`]: the rest of the vocabulary;
 //! - [`layout`]: all of it as tables, which the layout test compares with the kernel's headers.
 //!
-//! Struct and constant names are the kernel's without the prefix; the kernel's own name is in the
-//! documentation of each. Numbers are in the machine's byte order unless the type says big endian.
-//! Ids and enumerations are open: a value that this crate does not know stays a value.
+//! Struct and constant names are the kernel's without the prefix; the documentation of each has the
+//! kernel's own name. Numbers are in the machine's byte order unless the type is big-endian. Ids
+//! and enumerations are open: they also represent values that this crate does not know.
 //!
 //! The ids and layouts are those of the kernel headers in rdma-core 65; an older kernel knows fewer
-//! of them and answers EPROTONOSUPPORT to the rest. Structs that neither side reads are left out:
-//! those for posting and polling through the kernel, which mlx5 does not need, for IPsec, and for
-//! flow rules about tunnels and MPLS.
+//! of them and fails with EPROTONOSUPPORT for the rest. Structs that neither side reads are left
+//! out: those for posting and polling through the kernel, which mlx5 does not need, for IPsec, and
+//! for flow rules about tunnels and MPLS.
 
 #![no_std]
 #![forbid(unsafe_code)]

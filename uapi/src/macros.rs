@@ -1,5 +1,5 @@
-//! The macros that declare the ABI: each declares types, asserts their layout at compile time and
-//! leaves a table that [`crate::layout`] offers for comparison with the kernel's headers.
+//! The macros that declare the ABI. Each declares types, asserts their layout at compile time, and
+//! generates a table for [`crate::layout`], by which tests compare them with the kernel's headers.
 
 /// Declares `repr(C)` structs, asserting size and every field offset.
 ///
@@ -63,7 +63,7 @@ macro_rules! abi_structs {
     };
 }
 
-/// The text of a field that has none of its own, for names that mean the same in every struct.
+/// The default documentation of a field, for names that mean the same in every struct.
 #[rustfmt::skip]
 macro_rules! field_doc {
     ([] reserved) => { "Zero." };
@@ -74,7 +74,7 @@ macro_rules! field_doc {
     ([] comp_mask) => { "Which optional fields are valid." };
     ([] response_length) => { "Bytes of the answer that the kernel filled in." };
     ([] id) => { "The id." };
-    ([] user_handle) => { "The user's own value; comes back in events." };
+    ([] user_handle) => { "A value of the user's choice, returned in events." };
     ([] pd_handle) => { "Handle of the protection domain." };
     ([] mr_handle) => { "Handle of the memory region." };
     ([] cq_handle) => { "Handle of the completion queue." };
@@ -111,7 +111,7 @@ macro_rules! field_doc {
     ([$($own:meta)*] $field:ident) => { "" };
 }
 
-/// Declares a number as a type. `Debug` shows the type's name around what `Display` shows.
+/// Declares a newtype of a number. `Debug` shows the type's name around the output of `Display`.
 macro_rules! abi_newtype {
     ($(#[$meta:meta])* $name:ident: $repr:ty) => {
         $(#[$meta])*
@@ -130,7 +130,7 @@ macro_rules! abi_newtype {
     };
 }
 
-/// Declares open enums: newtypes whose unknown values stay values.
+/// Declares open enums: newtypes that also represent unknown values.
 macro_rules! abi_enums {
     ($(
         $(#[$meta:meta])*
@@ -167,7 +167,7 @@ macro_rules! abi_enums {
     };
 }
 
-/// Declares sets of flags; bits without a name are kept.
+/// Declares sets of flags; unknown bits are preserved.
 macro_rules! abi_flags {
     ($(
         $(#[$meta:meta])*
@@ -232,8 +232,8 @@ macro_rules! display_by_name {
     };
 }
 
-/// The C name of a constant, or a C expression; `_` for one that no exported header has (it is then
-/// not compared).
+/// The C name of a constant, or a C expression; `_` if no exported header has it, so that it is not
+/// compared.
 macro_rules! c_name {
     (_) => {
         ""

@@ -1,4 +1,4 @@
-//! Builds a request: header and attributes in one fixed buffer, no heap.
+//! Builds a request: header and attributes in one fixed-size buffer, without allocations.
 //!
 //! ```
 //! use uverbs_uapi::enums::DriverId;
@@ -19,11 +19,11 @@
 //! # assert_eq!(handle, Some(0));
 //! ```
 //!
-//! # Why safe code cannot make the kernel write where it must not
+//! # Why safe code cannot make the kernel write to arbitrary memory
 //!
-//! The kernel takes an attribute's number from the request and its meaning from its own table. If
-//! a request stored an input under the number of an output, the kernel would take the input's
-//! *value* for the output's *address*. Therefore:
+//! The request contains an attribute's number, and the kernel's own table decides what it means. If
+//! a request stored an input under the number of an output, the kernel would use the input's
+//! *value* as the output's *address*. Therefore:
 //!
 //! 1. attribute constants are typed by method and kind ([`Attr`]), only this crate
 //!    makes them, and the method that stores outputs takes `Attr<M, kind::Out>` alone;
@@ -54,10 +54,10 @@
 //! request.value(create::RESP_CQE, 0xdead_beef_u64);
 //! ```
 //!
-//! This does not cover addresses that travel as *data*: those of a memory region, a queue's buffer,
-//! a doorbell record. Commands that carry them hand memory to the device for as long as the object
-//! lives, so the code that executes them must keep that memory alive. Therefore this crate executes
-//! no requests, and the channel of `uverbs` that does is not public.
+//! This does not cover addresses that are input *data*: those of a memory region, a queue's buffer,
+//! a doorbell record. The device accesses such memory as long as the object exists, so the code
+//! that executes these commands must keep the memory alive. Therefore this crate executes no
+//! requests, and the channel of `uverbs` that does is not public.
 
 use core::marker::PhantomData;
 
@@ -75,7 +75,7 @@ pub const CAPACITY: usize = 32;
 // A request stores each attribute of its method at most once, so that it cannot overflow.
 const _: () = assert!(crate::objects::MAX_ATTRIBUTES <= CAPACITY);
 
-/// Bytes of inline data in an attribute.
+/// The most bytes that an attribute contains inline.
 const INLINE: usize = size_of::<u64>();
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -85,10 +85,10 @@ struct Raw {
     attrs: [IoctlAttr; CAPACITY],
 }
 
-/// The bytes do not fit the 16 bits of an attribute's length.
+/// More bytes than the 16-bit length of an attribute can express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong {
-    /// How many there were.
+    /// The number of bytes.
     pub length: usize,
 }
 
@@ -96,7 +96,7 @@ impl core::fmt::Display for TooLong {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(
             f,
-            "an attribute of {} bytes: 65535 is the most that an ioctl can carry",
+            "an attribute of {} bytes: the most that an ioctl can carry is 65535",
             self.length
         )
     }
@@ -196,7 +196,7 @@ impl<'a, M> Request<'a, M> {
         stored
     }
 
-    /// Stores where an output goes.
+    /// Stores the address of an output.
     pub fn output<T>(&mut self, attr: Attr<M, kind::Out>, out: &'a mut T) -> Stored<'_>
     where
         T: FromBytes + IntoBytes,
@@ -206,7 +206,7 @@ impl<'a, M> Request<'a, M> {
         self.store(attr.id(), len, data)
     }
 
-    /// Stores where an output of any length goes.
+    /// Stores the address of an output of any length.
     pub fn output_bytes(
         &mut self,
         attr: Attr<M, kind::Out>,
@@ -253,8 +253,8 @@ impl<'a, M> Request<'a, M> {
         self.store(attr.id(), 0, sign_extend(fd))
     }
 
-    /// Records that the ioctl succeeded, so that the request now holds answers. The code that
-    /// executed the request calls this.
+    /// Records that the ioctl succeeded, so that the request now contains answers. The code that
+    /// executes the request calls this.
     pub fn mark_executed(&mut self) {
         self.executed = true;
     }
@@ -271,15 +271,15 @@ impl<'a, M> Request<'a, M> {
         self.answered(attr.id()).map(|attr| attr.data as i32)
     }
 
-    /// The request as the kernel gets it.
+    /// The bytes of the request for the kernel.
     pub fn as_bytes(&self) -> &[u8] {
         let length = usize::from(self.raw.hdr.length);
         self.raw.as_bytes().get(..length).unwrap_or_default()
     }
 
-    /// The address to give to the ioctl. Valid for reads and writes of the whole request while the
-    /// request is neither moved nor used otherwise. What is written through it must be what the
-    /// kernel writes: flags, new handles and new file descriptors.
+    /// The address to pass to the ioctl. It is valid for reads and writes of the whole request
+    /// while the request is neither moved nor used otherwise. Only what the kernel writes may be
+    /// written through it: flags, new handles and new file descriptors.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         (&raw mut self.raw).cast()
     }
@@ -305,7 +305,7 @@ impl<M> Request<'_, M> {
         Stored(attr)
     }
 
-    /// Index of the attribute: that of its earlier value if there is one, else a new one at the
+    /// The index of the attribute: that of its earlier value if it has one, else a new one at the
     /// end.
     fn slot(&mut self, id: AttrId) -> usize {
         let count = self.count();
@@ -391,8 +391,8 @@ fn inline(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(data)
 }
 
-/// The address as the kernel gets it. Its provenance is exposed, so that the code that
-/// executes the request may access the memory through the number alone.
+/// The address as a number for the kernel. Exposes the provenance, so that the code that executes
+/// the request may access the memory through that number.
 fn address(pointer: *const u8) -> u64 {
     pointer.expose_provenance() as u64
 }

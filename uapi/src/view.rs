@@ -1,4 +1,4 @@
-//! Decodes a request: takes any bytes and gives names and payloads.
+//! Decodes a request: names and payloads from arbitrary bytes.
 //!
 //! Nothing here follows a pointer. [`IoctlView::parse`] makes the checks that the kernel makes on
 //! the header; the tables of [`crate::objects`] say what an attribute means.
@@ -16,15 +16,15 @@ use crate::write::WriteCmd;
 const HEADER: usize = size_of::<IoctlHdr>();
 const ATTRIBUTE: usize = size_of::<IoctlAttr>();
 
-/// Longest request that the kernel takes: one page. A kernel with larger pages takes more, which no
-/// method needs.
+/// The longest request that the kernel accepts, in bytes: one page. A kernel with larger pages
+/// accepts more, which no method needs.
 pub const LONGEST: usize = 4096;
 
 /// Why bytes are not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewError {
-    /// Fewer bytes than the header says, or than a header has. The kernel would read on, or fail
-    /// with EFAULT.
+    /// Fewer bytes than the header says, or than a header has. The kernel would read beyond them,
+    /// or fail with EFAULT.
     Truncated {
         /// Bytes needed.
         needed: usize,
@@ -75,8 +75,8 @@ impl<'b> IoctlView<'b> {
         Ok(Self { hdr, attrs })
     }
 
-    /// Checks a header alone, and says how many bytes its request has: for readers that fetch the
-    /// header first.
+    /// Checks only a header, and returns the length of its request in bytes, for readers that fetch
+    /// the header first.
     pub fn length_of(hdr: &IoctlHdr) -> Result<usize, ViewError> {
         let length = HEADER + ATTRIBUTE * usize::from(hdr.num_attrs);
         if usize::from(hdr.length) != length || length > LONGEST {
@@ -113,7 +113,7 @@ impl<'b> IoctlView<'b> {
         objects::find_method(self.driver(), self.object(), self.method()).map(|info| info.name)
     }
 
-    /// The attributes, in their order.
+    /// The attributes, in the request's order.
     pub fn attributes(&self) -> impl Iterator<Item = AttrView> + use<'b> {
         let (driver, object, method) = (self.driver(), self.object(), self.method());
         let raw = self.attrs.chunks_exact(ATTRIBUTE).map(IoctlAttr::read_from_bytes);
@@ -134,7 +134,7 @@ impl<'b> IoctlView<'b> {
         self.find(attr.id())
     }
 
-    /// An attribute number that occurs twice, if there is one; the kernel answers EINVAL.
+    /// An attribute number that occurs twice, if there is one; the kernel fails with EINVAL.
     pub fn duplicate(&self) -> Option<AttrId> {
         let ids = || self.attributes().map(|attr| attr.id());
         ids()
@@ -143,7 +143,7 @@ impl<'b> IoctlView<'b> {
             .map(|d| d.1)
     }
 
-    /// The write command inside, if the request is one.
+    /// The write command, if the request invokes one.
     pub fn write_command(&self) -> Option<WriteCmd> {
         let invokes = self.object() == device::OBJECT && self.method() == invoke_write::METHOD;
         let attr = invokes.then(|| self.get(invoke_write::WRITE_CMD)).flatten()?;
@@ -178,10 +178,10 @@ pub enum Payload {
     Inline {
         /// The bytes.
         bytes: [u8; 8],
-        /// How many count.
+        /// How many of them are input.
         len: u16,
     },
-    /// Input bytes elsewhere.
+    /// Input bytes at an address.
     Input {
         /// Address.
         address: u64,
@@ -220,7 +220,7 @@ impl AttrView {
         self.info
     }
 
-    /// The attribute as it is.
+    /// The attribute's binary form.
     pub fn raw(&self) -> &IoctlAttr {
         &self.raw
     }
@@ -250,8 +250,8 @@ impl AttrView {
         self.raw.enum_id.to_ne_bytes()[0]
     }
 
-    /// What it carries. An attribute that the tables do not have counts as an input, because the
-    /// request itself does not say what it is.
+    /// What the attribute carries. An unknown attribute counts as an input, because the request
+    /// itself does not say what it is.
     pub fn payload(&self) -> Payload {
         let (address, len) = (self.raw.data, self.raw.len);
         match self.info.map(|info| info.kind) {

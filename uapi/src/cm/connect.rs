@@ -21,7 +21,7 @@ crate::macros::abi_structs! {
         @266 responder_resources: u8,
         /// RDMA reads and atomics to have in flight at the peer.
         @267 initiator_depth: u8,
-        /// End-to-end flow control; the message carries it, and it has no effect.
+        /// End-to-end flow control; it is sent in the message, and has no effect.
         @268 flow_control: u8,
         /// Retries after a timeout, 0..=7.
         @269 retry_count: u8,
@@ -81,7 +81,7 @@ crate::macros::abi_structs! {
         @0 id: u32,
     }
 
-    /// Asks for the attributes with which a queue pair enters a state. The answer is a
+    /// Queries the attributes for a queue pair's change to a state. The answer is a
     /// [`QpAttr`](crate::write::qp::QpAttr).
     struct InitQpAttr = "struct rdma_ucm_init_qp_attr", 16 {
         @0 response: u64,
@@ -101,7 +101,7 @@ crate::macros::abi_structs! {
 impl Connect {
     /// Lengths in use, newest kernel first: the whole struct, then the part before `ece`. The
     /// kernel reads `ece` if [`CmdHdr::input`](super::CmdHdr::input) covers it. A length below both
-    /// is EINVAL.
+    /// fails with EINVAL.
     pub const LENGTHS: [usize; 2] = [size_of::<Self>(), core::mem::offset_of!(Self, ece)];
 }
 

@@ -66,7 +66,7 @@ crate::macros::abi_structs! {
 
     /// An event.
     struct EventResp = "struct rdma_ucm_event_resp", 336 {
-        /// What the user gave for the id, or for the membership of a group.
+        /// The user's value for the id, or for the membership of a group.
         @0 uid: u64,
         /// The id, or the membership.
         @8 id: u32,

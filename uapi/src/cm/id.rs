@@ -6,7 +6,7 @@ use crate::enums::QpType;
 crate::macros::abi_structs! {
     /// Creates an id.
     struct CreateId = "struct rdma_ucm_create_id", 24 {
-        /// The user's own value; comes back in the id's events.
+        /// A value of the user's choice, returned in the id's events.
         @0 uid: u64,
         @8 response: u64,
         /// Port space.
@@ -39,7 +39,7 @@ crate::macros::abi_structs! {
     struct MigrateId = "struct rdma_ucm_migrate_id", 16 {
         @0 response: u64,
         @8 id: u32,
-        /// Descriptor of the file that has the id now.
+        /// Descriptor of the file that currently has the id.
         @12 fd: u32,
     }
 
@@ -49,7 +49,7 @@ crate::macros::abi_structs! {
         @0 events_reported: u32,
     }
 
-    /// Sets an option. An unknown level or option is ENOSYS, a wrong length EINVAL.
+    /// Sets an option. An unknown level or option fails with ENOSYS, a wrong length with EINVAL.
     struct SetOption = "struct rdma_ucm_set_option", 24 {
         /// Address of the value.
         @0 optval: u64,

@@ -1,13 +1,14 @@
 //! The ABI of the connection manager's character device, `/dev/infiniband/rdma_cm`
 //! (`rdma/rdma_user_cm.h`, `drivers/infiniband/core/ucma.c`).
 //!
-//! Unlike the verbs, these commands travel through `write(2)`: a [`CmdHdr`], then the body. The
-//! kernel puts the answer where the body's `response` field points, and write returns the length it
-//! was given. One open file is one event channel, with its own ids and one queue of events.
+//! Unlike the verbs, these commands are passed to `write(2)`: a [`CmdHdr`], then the body. The
+//! kernel stores the answer at the address in the body's `response` field, and `write` returns the
+//! length that it was given. Each open file is an event channel, with its own ids and one queue of
+//! events.
 //!
-//! Each module holds the structs of one topic. [`Command`] gives the number and the answer of a
-//! body; [`Message`] puts the header in front of it. [`event::GetEvent`] fetches events: `read(2)`
-//! fails with EINVAL.
+//! Each module has the structs of one topic. [`Command`] gives the number and the answer of a body;
+//! [`Message`] adds the header. Events are fetched with [`event::GetEvent`]: `read(2)` fails with
+//! EINVAL.
 //!
 //! A client sends whole structs, because the kernel copies a whole struct whatever
 //! [`CmdHdr::input`] says. Only [`connect::Connect`] and [`connect::Accept`] may be shorter. An
@@ -28,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// `class/misc/rdma_cm/abi_version`.
 pub const ABI_VERSION: u32 = 4;
 
-/// Bytes of private data that a body can hold. A CM message holds fewer.
+/// The most bytes of private data in a body. A CM message has space for fewer.
 pub const MAX_PRIVATE_DATA: usize = 256;
 
 pub(crate) const PLAIN: &[crate::layout::Constant] = &[
@@ -132,7 +133,7 @@ crate::macros::abi_enums! {
     /// Why a connection is refused. User space may only send these two (`ucma_reject`); their
     /// values are `IB_CM_REJ_…` of `include/rdma/ib_cm.h`.
     enum RejectReason: u8 {
-        /// The program has a reason of its own, which its private data may explain.
+        /// The program's own reason, which its private data may explain.
         CONSUMER_DEFINED = 28 _,
         /// Enhanced connection establishment: the vendor's option is not supported.
         VENDOR_OPTION_NOT_SUPPORTED = 35 _,
@@ -144,9 +145,9 @@ crate::macros::abi_structs! {
     struct CmdHdr = "struct rdma_ucm_cmd_hdr", 8 {
         /// The command.
         @0 cmd: Cmd,
-        /// Bytes of the body. More than `write(2)` was given is EINVAL.
+        /// Bytes of the body. More than `write(2)` was given fails with EINVAL.
         @4 input: u16 as "in",
-        /// Bytes of the buffer at the body's response address. Too few is ENOSPC.
+        /// Bytes of the buffer at the body's response address. Too few fail with ENOSPC.
         @6 output: u16 as "out",
     }
 }
@@ -158,8 +159,8 @@ pub trait Command: IntoBytes + FromBytes + Immutable + KnownLayout {
     /// What the kernel writes to the body's response address; `()` where there is none.
     type Response: FromBytes + IntoBytes;
 
-    /// Stores `address` and `length` of the memory that the body points to: that of its answer or,
-    /// for [`Cmd::SET_OPTION`], that of the value. Other bodies do not change.
+    /// Stores the address and length of the memory that the body points to: of its answer or, for
+    /// [`Cmd::SET_OPTION`], of the value. Does nothing for other bodies.
     fn name_memory(&mut self, address: u64, length: usize);
 }
 
@@ -170,7 +171,7 @@ macro_rules! commands {
             const COMMAND: Cmd = Cmd::$command;
             type Response = $response;
 
-            #[allow(unused_variables, reason = "of bodies that name no memory")]
+            #[allow(unused_variables, reason = "unused for bodies without an address")]
             fn name_memory(&mut self, address: u64, length: usize) {
                 $(
                     self.$address = address;
@@ -213,7 +214,7 @@ commands! {
 /// Bytes of the longest body.
 pub const LONGEST: usize = 320;
 
-/// What is written to the device for one command: header and body.
+/// The bytes written to the device for one command: header and body.
 #[derive(Clone, Debug)]
 pub struct Message {
     bytes: [u8; size_of::<CmdHdr>() + LONGEST],
@@ -221,13 +222,13 @@ pub struct Message {
 }
 
 impl Message {
-    /// The command, with a buffer length for its whole answer.
+    /// A command whose whole answer is wanted.
     pub fn new<C: Command>(body: &C) -> Self {
         Self::with_output(body, size_of::<C::Response>())
     }
 
-    /// The command, with a buffer of `output` bytes for its answer, because [`Cmd::QUERY`] has
-    /// answers of several types. A length above 65535 becomes 65535.
+    /// A command with a buffer of `output` bytes for its answer, for [`Cmd::QUERY`], whose answer
+    /// has several types. A length above 65535 becomes 65535.
     pub fn with_output<C: Command>(body: &C, output: usize) -> Self {
         let header = CmdHdr {
             cmd: C::COMMAND,

@@ -7,7 +7,7 @@ crate::macros::abi_structs! {
     /// Joins the group of an IP address, as a full member.
     struct JoinIpMcast = "struct rdma_ucm_join_ip_mcast", 48 {
         @0 response: u64,
-        /// The user's own value; comes back in the membership's events.
+        /// A value of the user's choice, returned in the membership's events.
         @8 uid: u64,
         @16 addr: SockaddrIn6,
         @44 id: u32,
@@ -16,7 +16,7 @@ crate::macros::abi_structs! {
     /// Joins a group.
     struct JoinMcast = "struct rdma_ucm_join_mcast", 152 {
         @0 response: u64,
-        /// The user's own value; comes back in the membership's events.
+        /// A value of the user's choice, returned in the membership's events.
         @8 uid: u64,
         @16 id: u32,
         /// Length of the family's address.

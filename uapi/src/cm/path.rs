@@ -25,7 +25,7 @@ crate::macros::abi_enums! {
 }
 
 impl PathFlags {
-    /// The only flags of paths that the kernel gives and takes: GMP, primary, bidirectional.
+    /// The only flags of paths that the kernel returns and accepts: GMP, primary, bidirectional.
     pub const USABLE: Self = Self(Self::GMP.0 | Self::PRIMARY.0 | Self::BIDIRECTIONAL.0);
 }
 
@@ -54,13 +54,13 @@ crate::macros::abi_structs! {
         @56 numb_path: u8,
         /// Service level.
         @57 sl: u8,
-        /// How `mtu` is meant: 2 is exactly.
+        /// How `mtu` is compared: 2 means exactly.
         @58 mtu_selector: u8,
-        /// How `rate` is meant.
+        /// How `rate` is compared.
         @59 rate_selector: u8,
         /// A [`Rate`](crate::enums::Rate) code.
         @60 rate: u8,
-        /// How the lifetime is meant.
+        /// How the lifetime is compared.
         @61 packet_life_time_selector: u8,
         /// Lifetime of a packet: 4.096 us << n.
         @62 packet_life_time: u8,

@@ -1,6 +1,6 @@
 //! Contexts.
 //!
-//! A kernel refuses a request that is longer than it knows, unless the rest is zero. A client
+//! A kernel refuses a request that is longer than its own struct, unless the rest is zero. A client
 //! therefore tries the [`LENGTHS`](AllocUcontextReqV2::LENGTHS) in turn.
 
 use crate::mlx5::enums::InlineMode;
@@ -10,7 +10,7 @@ use crate::mlx5::flags::{
 };
 
 crate::macros::abi_structs! {
-    /// Request of kernels that know no flags.
+    /// The request for kernels without flags.
     struct AllocUcontextReq = "struct mlx5_ib_alloc_ucontext_req", 8 {
         /// BlueFlame registers asked for.
         @0 total_num_bfregs: u32,
@@ -18,7 +18,7 @@ crate::macros::abi_structs! {
         @4 num_low_latency_bfregs: u32,
     }
 
-    /// Request of newer kernels, which know one of the
+    /// The request for newer kernels, each of which accepts one of the
     /// [`LENGTHS`](AllocUcontextReqV2::LENGTHS).
     struct AllocUcontextReqV2 = "struct mlx5_ib_alloc_ucontext_req_v2", 32 {
         /// BlueFlame registers asked for.
@@ -35,13 +35,13 @@ crate::macros::abi_structs! {
         @24 lib_caps: LibCaps,
     }
 
-    /// What the driver gives. Older kernels answer with less: see `response_length`.
+    /// The driver's answer. Older kernels return less: see `response_length`.
     struct AllocUcontextResp = "struct mlx5_ib_alloc_ucontext_resp", 72 {
         /// Most queue pairs.
         @0 qp_tab_size: u32,
         /// Bytes of a BlueFlame register, both halves.
         @4 bf_reg_size: u32,
-        /// BlueFlame registers given; 0: only UAR objects.
+        /// BlueFlame registers granted; with 0 there are only UAR objects.
         @8 tot_bfregs: u32,
         @12 cache_line_size: u32,
         /// Most bytes of a send WQE.

@@ -16,9 +16,9 @@ crate::macros::abi_enums! {
         DEVICE_MEM = 8 MLX5_IB_MMAP_DEVICE_MEM,
     }
 
-    /// How many headers a WQE must carry inline; one more than the firmware's value.
+    /// Which headers a WQE must have inline; one more than the firmware's value.
     enum InlineMode: u8 {
-        /// The kernel does not say.
+        /// The kernel does not report it.
         NA = 0 MLX5_USER_INLINE_MODE_NA,
         NONE = 1 MLX5_USER_INLINE_MODE_NONE,
         L2 = 2 MLX5_USER_INLINE_MODE_L2,

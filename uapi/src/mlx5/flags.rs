@@ -4,7 +4,7 @@ crate::macros::abi_flags! {
     /// How a queue pair is created.
     flags QpFlags: u32 {
         SIGNATURE = 1 << 0 => MLX5_QP_FLAG_SIGNATURE,
-        /// Small received messages may come inside the CQE.
+        /// Small received messages may be inside the CQE.
         SCATTER_CQE = 1 << 1 => MLX5_QP_FLAG_SCATTER_CQE,
         TUNNEL_OFFLOADS = 1 << 2 => MLX5_QP_FLAG_TUNNEL_OFFLOADS,
         /// `bfreg_index` of the request names a register.
@@ -37,7 +37,7 @@ crate::macros::abi_flags! {
 
     /// What the library can do.
     flags LibCaps: u64 {
-        /// 4 KiB UAR pages whatever the page size of the system.
+        /// UAR pages of 4 KiB, whatever the system's page size.
         UAR_4K = 1 << 0 => MLX5_LIB_CAP_4K_UAR,
         /// UAR pages allocated as objects.
         DYN_UAR = 1 << 1 => MLX5_LIB_CAP_DYN_UAR,
@@ -60,7 +60,7 @@ crate::macros::abi_flags! {
         MKEY_UPDATE_TAG = 1 << 5 => MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_MKEY_UPDATE_TAG,
     }
 
-    /// Which commands answer with driver data.
+    /// Which commands return driver data.
     flags CmdsSuppUhw: u8 {
         QUERY_DEVICE = 1 << 0 => MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE,
         CREATE_AH = 1 << 1 => MLX5_USER_CMDS_SUPP_UHW_CREATE_AH,
@@ -79,7 +79,7 @@ crate::macros::abi_flags! {
             => MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM_TX_IV_IS_ESN,
     }
 
-    /// Versions of the clock page, as a bit each.
+    /// Versions of the clock page, one bit each.
     flags ClockInfoVersions: u8 {
         V1 = 1 << 0 => "1 << MLX5_IB_CLOCK_INFO_V1",
     }
@@ -189,7 +189,7 @@ crate::macros::abi_flags! {
 
     /// How a firmware event channel is opened.
     flags DevxEventChannelFlags: u32 {
-        /// Events carry their cookie alone.
+        /// Events carry only their cookie.
         OMIT_DATA = 1 << 0 => MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA,
     }
 

@@ -1,5 +1,5 @@
-//! The mlx5 driver's part of the ABI: its objects and methods, and the private structs that travel
-//! as `UHW_IN` and `UHW_OUT`.
+//! The mlx5 driver's part of the ABI: its objects and methods, and the private structs of the
+//! attributes `UHW_IN` and `UHW_OUT`.
 //!
 //! The structs grew over time. A kernel that knows a shorter request ignores the rest if it is
 //! zero. It fills as much of an answer as both sides know.

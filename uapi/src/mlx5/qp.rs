@@ -9,7 +9,7 @@ crate::macros::abi_structs! {
         @1 log_num_errored: u8,
     }
 
-    /// Driver part of a request. Kernels take less than the whole (libmlx5 44 sends 56 bytes).
+    /// Driver part of a request. Kernels also accept fewer bytes (libmlx5 44 sends 56 bytes).
     struct CreateQp = "struct mlx5_ib_create_qp", 56 {
         @0 buf_addr: u64,
         @8 db_addr: u64,
@@ -20,7 +20,7 @@ crate::macros::abi_structs! {
         /// Binary logarithm of a receive WQE's bytes.
         @24 rq_wqe_shift: u32,
         @28 flags: QpFlags,
-        /// User index: comes back in version 1 CQEs; 24 bits.
+        /// User index, returned in version 1 CQEs; 24 bits.
         @32 uidx: u32,
         /// BlueFlame register, or page id of a UAR object.
         @36 bfreg_index: u32,
@@ -34,7 +34,7 @@ crate::macros::abi_structs! {
 
     /// Driver part of an answer.
     struct CreateQpResp = "struct mlx5_ib_create_qp_resp", 40 {
-        /// BlueFlame register given.
+        /// BlueFlame register assigned.
         @0 bfreg_index: u32,
         @4 ece_options: u32,
         @8 comp_mask: CreateQpRespMask,

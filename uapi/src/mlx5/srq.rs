@@ -9,7 +9,7 @@ crate::macros::abi_structs! {
         @8 db_addr: u64,
         @16 flags: SrqFlags,
         @20 reserved0: u32,
-        /// User index: comes back in version 1 CQEs; 24 bits.
+        /// User index, returned in version 1 CQEs; 24 bits.
         @24 uidx: u32,
         @28 reserved1: u32,
     }

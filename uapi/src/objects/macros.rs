@@ -1,7 +1,7 @@
 //! The macro that declares the tables of objects, methods and attributes.
 
-/// Declares objects: for each a module with its id, for each method a module with a marker type
-/// `Call`, its id and its typed attributes; and the table [`super::all`] reads.
+/// Declares objects: for each object a module with its id, for each method a module with a marker
+/// type `Call`, its id and its typed attributes, and the table that [`super::all`] reads.
 ///
 /// `extends path` adds attributes to a method declared elsewhere (a driver's additions).
 macro_rules! objects {
@@ -64,7 +64,7 @@ macro_rules! objects {
 macro_rules! call {
     ([] $object_id:literal $method_id:literal
      [$($attr:ident $need:ident $kind:ident $attr_id:literal $attr_c:ident)*]) => {
-        /// Names the method in types; has no values.
+        /// The type parameter for this method; it has no values.
         #[derive(Clone, Copy, Debug)]
         pub enum Call {}
 

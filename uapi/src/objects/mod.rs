@@ -1,13 +1,13 @@
 //! Objects, their methods and the methods' attributes: ids, kinds and names.
 //!
-//! Each method is a module: [`cq::create`] holds the id [`METHOD`](cq::create::METHOD), the marker
+//! Each method is a module: [`cq::create`] has the id [`METHOD`](cq::create::METHOD), the marker
 //! type [`Call`](cq::create::Call) and one constant per attribute. The type of an attribute
-//! constant has the method and what the attribute carries ([`kind`]), so that an input cannot be
-//! passed where the kernel would take it for the address of an output.
+//! constant has the method and what the attribute carries ([`kind`]) as parameters, so that an
+//! input cannot be passed where the kernel would use it as the address of an output.
 //!
 //! Ids: `ib_user_ioctl_cmds.h`. What an attribute carries and whether it is required: the method
-//! declarations in `drivers/infiniband/core/uverbs_std_types_*.c` (Linux 6.12); for what is newer
-//! than that, how rdma-core fills it in.
+//! declarations in `drivers/infiniband/core/uverbs_std_types_*.c` (Linux 6.12); for newer
+//! attributes, rdma-core's use of them.
 
 mod device_table;
 mod event_table;
@@ -28,20 +28,20 @@ use crate::enums::DriverId;
 use crate::macros::{abi_newtype, display_by_name};
 
 abi_newtype! {
-    /// A kind of object. Displays as its name; an id of a driver's namespace counts as mlx5's.
+    /// A kind of object. Displays as its name; an id in a driver's namespace is taken as mlx5's.
     ObjectId: u16
 }
 abi_newtype! {
-    /// A method of an object; means something only together with the object.
+    /// A method, numbered within its object.
     MethodId: u16
 }
 abi_newtype! {
-    /// An attribute of a method; means something only together with the method.
+    /// An attribute, numbered within its method.
     AttrId: u16
 }
 
 impl ObjectId {
-    /// The object's name; an id of a driver's namespace counts as mlx5's.
+    /// The object's name; an id in a driver's namespace is taken as mlx5's.
     pub fn name(self) -> Option<&'static str> {
         find_object(DriverId::MLX5, self).map(|object| object.name)
     }
@@ -115,7 +115,7 @@ pub trait Method {
     const ATTRIBUTES: &'static [AttrInfo];
 }
 
-/// An attribute of the method `M`, carrying a `K`. Only this crate makes them.
+/// An attribute of the method `M` that carries a `K`. Only this crate creates them.
 pub struct Attr<M, K> {
     id: AttrId,
     of: PhantomData<fn() -> (M, K)>,
@@ -195,7 +195,7 @@ const GENERIC: &[&[ObjectInfo]] = &[
     event_table::OBJECTS,
 ];
 
-/// An upper bound of how many different attributes one method has, the driver's included.
+/// An upper bound of the number of attributes of a method, including the driver's.
 #[allow(dead_code, reason = "older compilers do not count what an anonymous constant uses")]
 pub(crate) const MAX_ATTRIBUTES: usize = most(GENERIC) + most(crate::mlx5::OBJECTS);
 

@@ -74,7 +74,7 @@ crate::macros::abi_structs! {
         @12 reserved: u32,
     }
 
-    /// Events handed out for the queue. The caller waits until all are acknowledged.
+    /// The events delivered for the queue. The caller waits until all are acknowledged.
     struct DestroyCqResp = "struct ib_uverbs_destroy_cq_resp", 8 {
         /// Completion events.
         @0 comp_events_reported: u32,
@@ -82,7 +82,7 @@ crate::macros::abi_structs! {
         @4 async_events_reported: u32,
     }
 
-    /// When to raise an event.
+    /// When events are raised.
     struct CqModeration = "struct ib_uverbs_cq_moderation", 4 {
         /// After so many completions.
         @0 cq_count: u16,

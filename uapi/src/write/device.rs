@@ -11,7 +11,7 @@ use crate::flags::{
 };
 
 crate::macros::abi_structs! {
-    /// Asks for the device attributes.
+    /// Queries the device attributes.
     struct QueryDevice = "struct ib_uverbs_query_device", 8 {
         @0 response: u64,
     }
@@ -71,12 +71,12 @@ crate::macros::abi_structs! {
         @168 max_pkeys: u16,
         /// 4.096 us << n.
         @170 local_ca_ack_delay: u8,
-        /// How many ports; more than 255 show as 255.
+        /// The number of ports, at most 255.
         @171 phys_port_cnt: u8,
         @172 reserved: [u8; 4],
     }
 
-    /// Asks for the extended device attributes.
+    /// Queries the extended device attributes.
     struct ExQueryDevice = "struct ib_uverbs_ex_query_device", 8 {
         @0 comp_mask: u32,
         @4 reserved: u32,
@@ -144,7 +144,7 @@ crate::macros::abi_structs! {
         @300 reserved: u32,
     }
 
-    /// Asks for the port attributes.
+    /// Queries the port attributes.
     struct QueryPort = "struct ib_uverbs_query_port", 16 {
         @0 response: u64,
         @8 port_num: u8,

@@ -109,7 +109,7 @@ crate::macros::abi_structs! {
         @0 kind: FlowAttrType as "type",
         /// Bytes of the specifications.
         @4 size: u16,
-        /// The rule with the smaller number comes first.
+        /// The rule with the lower number comes first.
         @6 priority: u16,
         /// Number of specifications.
         @8 num_of_specs: u8,

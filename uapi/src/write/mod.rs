@@ -1,10 +1,10 @@
-//! Write commands: the commands that predate the ioctl. They travel inside it, through
+//! Write commands: the commands that predate the ioctl, which now carries them with
 //! [`invoke_write`](crate::objects::device::invoke_write).
 //!
-//! Each module holds the structs of one kind of object. [`WriteCommand`] gives the number and the
-//! answer of a request. A struct ends where the driver's part begins, which travels as `UHW_IN` and
-//! `UHW_OUT`. The `response` address at the head of many requests belongs to `write(2)` and is zero
-//! here.
+//! Each module has the structs of one kind of object. [`WriteCommand`] gives the number and the
+//! answer of a request. A struct ends where the driver's part begins, which is in the attributes
+//! `UHW_IN` and `UHW_OUT`. The `response` address at the head of many requests is for `write(2)`,
+//! and zero in the ioctl.
 //!
 //! Sources: `ib_user_verbs.h`, and the table `uverbs_def_write_intf` of
 //! `drivers/infiniband/core/uverbs_cmd.c`.

@@ -119,7 +119,7 @@ crate::macros::abi_structs! {
         @25 reserved: [u8; 7],
     }
 
-    /// Asks for attributes.
+    /// Queries attributes.
     struct QueryQp = "struct ib_uverbs_query_qp", 16 {
         @0 response: u64,
         @8 qp_handle: u32,
@@ -216,9 +216,9 @@ crate::macros::abi_structs! {
         @12 reserved: u32,
     }
 
-    /// Events handed out for the queue pair.
+    /// The events delivered for the queue pair.
     struct DestroyQpResp = "struct ib_uverbs_destroy_qp_resp", 4 {
-        /// How many events the kernel handed out for the object.
+        /// How many events of the object the kernel delivered.
         @0 events_reported: u32,
     }
 

@@ -46,7 +46,7 @@ crate::macros::abi_structs! {
         @12 srq_limit: u32,
     }
 
-    /// Asks for attributes.
+    /// Queries attributes.
     struct QuerySrq = "struct ib_uverbs_query_srq", 16 {
         @0 response: u64,
         @8 srq_handle: u32,
@@ -68,9 +68,9 @@ crate::macros::abi_structs! {
         @12 reserved: u32,
     }
 
-    /// Events handed out for the queue.
+    /// The events delivered for the queue.
     struct DestroySrqResp = "struct ib_uverbs_destroy_srq_resp", 4 {
-        /// How many events the kernel handed out for the object.
+        /// How many events of the object the kernel delivered.
         @0 events_reported: u32,
     }
 }

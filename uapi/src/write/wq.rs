@@ -34,11 +34,11 @@ crate::macros::abi_structs! {
         @4 wq_handle: u32,
     }
 
-    /// Events handed out for the queue.
+    /// The events delivered for the queue.
     struct ExDestroyWqResp = "struct ib_uverbs_ex_destroy_wq_resp", 16 {
         @0 comp_mask: u32,
         @4 response_length: u32,
-        /// How many events the kernel handed out for the object.
+        /// How many events of the object the kernel delivered.
         @8 events_reported: u32,
         @12 reserved: u32,
     }
