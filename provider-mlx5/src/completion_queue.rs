@@ -22,6 +22,7 @@ mod poll;
 mod resize;
 mod ring;
 mod slow;
+mod status;
 mod strides;
 mod tags;
 mod take;
@@ -32,13 +33,14 @@ pub use crate::mapped::ByLap;
 #[doc(hidden)]
 pub use crate::mapped::Ssse3;
 pub use buffers::PostedRing;
-pub use completion::{Completion, CompletionOpcode, ENCODED, LentCqe, Status, WorkCompletion};
+pub use completion::{Completion, ENCODED, LentCqe, WorkCompletion};
 pub use frames::{Frame, FrameCounters, FrameError, FrameQueue, Look, Next};
 pub use monitor::CqMonitor;
 use past::Place;
 pub(crate) use past::is_before;
 pub use poll::PollBatch;
 pub use resize::ResizeError;
+pub use status::{CompletionOpcode, Status};
 pub use strides::{StrideCounters, StrideFrame, StrideQueue, StrideShape};
 pub use take::{Good, GoodBatch, Requested};
 

@@ -12,9 +12,9 @@
 use core::marker::PhantomData;
 use core::mem::{ManuallyDrop, offset_of};
 
-use super::completion::{Completion, Raw, Status, WorkCompletion};
+use super::completion::{Completion, Raw, WorkCompletion};
 use super::ring::{CqeView, OWNER};
-use super::{CompletionQueue, PollError};
+use super::{CompletionQueue, PollError, Status};
 use crate::format::{Cqe, CqeFormat, CqeOpcode};
 use crate::queue_state::{Places, PolledSends, Receives, Side};
 use crate::sync::Ordering;
