@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::QueueState;
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 use super::side::base_of;
-use super::side::{NO_START, NONE_OUTSTANDING, Side};
+use super::side::{NONE_OUTSTANDING, Side};
 use crate::completion_queue::{Completion, CqeView};
 use crate::format::Cqe;
 use crate::free_list::{ANY, CLOSED, FreeList, NO_INDEX, POSTED, WITH_LISTS};
@@ -50,13 +50,13 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
     }
 
     #[inline(always)]
-    fn side(self) -> &'q Side {
+    pub(super) fn side(self) -> &'q Side {
         if SENDS { &self.0.sends } else { &self.0.receives }
     }
 
     /// [`Side::base`].
     #[inline(always)]
-    fn base(self) -> u32 {
+    pub(super) fn base(self) -> u32 {
         // SAFETY: while `cq` is set, both words are written only by the poller of that CQ, which is
         // this thread. While `cq` is 0, `set_receives` and `reset` may write them. `cq` becomes 0
         // when the queue is closed, and no slow path completes requests of a closed queue. The
@@ -67,31 +67,9 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
 
     /// [`Side::last`].
     #[inline(always)]
-    fn last(self) -> u32 {
+    pub(super) fn last(self) -> u32 {
         // SAFETY: as for `base`.
         unsafe { own_word(&self.side().last) }
-    }
-
-    /// `last_word` of the 16-bit index in the upper half of `index`, and the word above which an
-    /// index is outstanding.
-    #[inline(always)]
-    fn compared(self, index: u32) -> (u32, u32) {
-        (index.wrapping_sub(self.base()), self.last())
-    }
-
-    /// `word` and the `last_word` of the index that completed last, recomputed for the current
-    /// number of published requests. The caller stores the second word, or that of a request that
-    /// it retires.
-    #[inline(always)]
-    fn by_now(self, word: u32) -> (u32, u32) {
-        let base = fast_base_of(match SENDS {
-            true => self.0.published_sends.load(Ordering::Acquire) & 0xffff,
-            false => self.0.published_receives.load(Ordering::Acquire),
-        });
-        // Loads both words again, so that the fast path needs no registers for them.
-        let difference = self.base().wrapping_sub(base);
-        self.side().base.store(base, Ordering::Relaxed);
-        (word.wrapping_add(difference), difference.wrapping_add(self.last()))
     }
 }
 
@@ -99,7 +77,7 @@ impl<'q, const SENDS: bool> Polled<'q, SENDS> {
 /// three.
 #[inline(always)]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-fn fast_base_of(end: u32) -> u32 {
+pub(super) fn fast_base_of(end: u32) -> u32 {
     let base;
     // SAFETY: only multiplies.
     unsafe {
@@ -115,72 +93,8 @@ fn fast_base_of(end: u32) -> u32 {
 
 #[inline(always)]
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn fast_base_of(end: u32) -> u32 {
+pub(super) fn fast_base_of(end: u32) -> u32 {
     base_of(end as u16)
-}
-
-impl PolledSends<'_> {
-    /// `last_word` of the send at the 16-bit index in the upper half of `index`, and its id. The
-    /// caller passes the word to [`Side::retire`] before anything reads the side. `None` if the
-    /// send is not outstanding, or its id alone does not say that a request starts there; then the
-    /// slow path decides, and no observable state has changed.
-    #[inline(always)]
-    pub(crate) fn outstanding(self, index: u32) -> Option<(u32, u64)> {
-        let (word, last) = self.compared(index);
-        if word > last {
-            return Some((word, self.id_of_start(index)?));
-        }
-        crate::hint::cold_path();
-        let (word, last) = self.by_now(word);
-        let wr_id = if word > last { self.id_of_start(index) } else { None };
-        // Otherwise the caller stores `word` there.
-        if wr_id.is_none() {
-            self.side().retire(last);
-        }
-        Some((word, wr_id?))
-    }
-
-    /// The id of the send at the 16-bit index in the upper half of `index`.
-    #[inline(always)]
-    fn id_of_start(self, index: u32) -> Option<u64> {
-        let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
-        (wr_id != NO_START).then_some(wr_id)
-    }
-}
-
-impl PolledReceives<'_> {
-    /// `last_word` of the 16-bit index in the upper half of `index`, for [`Side::retire`]; `None`
-    /// if it is not outstanding. The acquire load makes the request visible, in particular its id.
-    #[inline(always)]
-    pub(crate) fn outstanding(self, index: u32) -> Option<u32> {
-        let (word, last) = self.compared(index);
-        if word > last {
-            return Some(word);
-        }
-        crate::hint::cold_path();
-        let (word, last) = self.by_now(word);
-        self.side().retire(last);
-        (word > last).then_some(word)
-    }
-
-    /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it.
-    /// Returns its id; `None`, with no observable state changed, if it is not outstanding.
-    #[inline(always)]
-    pub(crate) fn complete(self, index: u32) -> Option<u64> {
-        let (mut word, last) = self.compared(index);
-        if word <= last {
-            crate::hint::cold_path();
-            let (now, last) = self.by_now(word);
-            if now <= last {
-                self.side().retire(last);
-                return None;
-            }
-            word = now;
-        }
-        let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
-        self.side().retire(word);
-        Some(wr_id)
-    }
 }
 
 impl<const SENDS: bool> Deref for Polled<'_, SENDS> {

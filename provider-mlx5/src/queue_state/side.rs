@@ -3,6 +3,7 @@
 use crossbeam_utils::CachePadded;
 
 use super::QueueState;
+use super::pointers::{Polled, PolledReceives, PolledSends, fast_base_of};
 use crate::free_list::FreeList;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -192,5 +193,93 @@ impl Side {
     pub(super) fn expect(&self, index: u16) {
         self.base.store(base_of(index), Ordering::Relaxed);
         self.last.store(last_word(index.wrapping_sub(1), base_of(index)), Ordering::Relaxed);
+    }
+}
+
+impl<const SENDS: bool> Polled<'_, SENDS> {
+    /// `last_word` of the 16-bit index in the upper half of `index`, and the word above which an
+    /// index is outstanding.
+    #[inline(always)]
+    fn compared(self, index: u32) -> (u32, u32) {
+        (index.wrapping_sub(self.base()), self.last())
+    }
+
+    /// `word` and the `last_word` of the index that completed last, recomputed for the current
+    /// number of published requests. The caller stores the second word, or that of a request that
+    /// it retires.
+    #[inline(always)]
+    fn by_now(self, word: u32) -> (u32, u32) {
+        let base = fast_base_of(match SENDS {
+            true => self.published_sends.load(Ordering::Acquire) & 0xffff,
+            false => self.published_receives.load(Ordering::Acquire),
+        });
+        // Loads both words again, so that the fast path needs no registers for them.
+        let difference = self.base().wrapping_sub(base);
+        self.side().base.store(base, Ordering::Relaxed);
+        (word.wrapping_add(difference), difference.wrapping_add(self.last()))
+    }
+}
+
+impl PolledSends<'_> {
+    /// `last_word` of the send at the 16-bit index in the upper half of `index`, and its id. The
+    /// caller passes the word to [`Side::retire`] before anything reads the side. `None` if the
+    /// send is not outstanding, or its id alone does not say that a request starts there; then the
+    /// slow path decides, and no observable state has changed.
+    #[inline(always)]
+    pub(crate) fn outstanding(self, index: u32) -> Option<(u32, u64)> {
+        let (word, last) = self.compared(index);
+        if word > last {
+            return Some((word, self.id_of_start(index)?));
+        }
+        crate::hint::cold_path();
+        let (word, last) = self.by_now(word);
+        let wr_id = if word > last { self.id_of_start(index) } else { None };
+        // Otherwise the caller stores `word` there.
+        if wr_id.is_none() {
+            self.side().retire(last);
+        }
+        Some((word, wr_id?))
+    }
+
+    /// The id of the send at the 16-bit index in the upper half of `index`.
+    #[inline(always)]
+    fn id_of_start(self, index: u32) -> Option<u64> {
+        let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
+        (wr_id != NO_START).then_some(wr_id)
+    }
+}
+
+impl PolledReceives<'_> {
+    /// `last_word` of the 16-bit index in the upper half of `index`, for [`Side::retire`]; `None`
+    /// if it is not outstanding. The acquire load makes the request visible, in particular its id.
+    #[inline(always)]
+    pub(crate) fn outstanding(self, index: u32) -> Option<u32> {
+        let (word, last) = self.compared(index);
+        if word > last {
+            return Some(word);
+        }
+        crate::hint::cold_path();
+        let (word, last) = self.by_now(word);
+        self.side().retire(last);
+        (word > last).then_some(word)
+    }
+
+    /// Completes the receive at the 16-bit index in the upper half of `index`, and all before it.
+    /// Returns its id; `None`, with no observable state changed, if it is not outstanding.
+    #[inline(always)]
+    pub(crate) fn complete(self, index: u32) -> Option<u64> {
+        let (mut word, last) = self.compared(index);
+        if word <= last {
+            crate::hint::cold_path();
+            let (now, last) = self.by_now(word);
+            if now <= last {
+                self.side().retire(last);
+                return None;
+            }
+            word = now;
+        }
+        let wr_id = self.side().entry(index >> 16).load(Ordering::Relaxed);
+        self.side().retire(word);
+        Some(wr_id)
     }
 }
