@@ -4,6 +4,27 @@
 use crate::barrier;
 pub use crate::mapped::DoorbellWord;
 use crate::mmio::{BlueFlame, Register, Ring};
+use crate::sync::Ordering;
+
+impl DoorbellWord {
+    /// Stores a counter. Relaxed, because the barriers around the call order it.
+    #[inline(always)]
+    pub(crate) fn store(&self, value: u32) {
+        self.word().store(value.to_be(), Ordering::Relaxed);
+    }
+
+    /// Stores a counter after all earlier reads: from now on the device may overwrite what they
+    /// read.
+    #[inline(always)]
+    pub(crate) fn store_release(&self, value: u32) {
+        self.word().store(value.to_be(), Ordering::Release);
+    }
+
+    /// The value stored last. Acquire: stores before that one are visible from here on.
+    pub fn load(&self) -> u32 {
+        u32::from_be(self.word().load(Ordering::Acquire))
+    }
+}
 
 /// A send queue's doorbell: tells the device that requests were posted.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{self, AtomicU8, AtomicU16, AtomicU64};
 
 use crate::format::{CQE_SIZE, Cqe, MINI_CQES_PER_SLOT, MiniCqe};
+use crate::mmio::{Register, Ring, sealed};
 #[cfg(not(target_arch = "x86_64"))]
 use crate::request::Octoword;
 use crate::sync::{Arc, AtomicU32, Ordering, spin};
@@ -78,106 +79,6 @@ impl DmaMemory {
     /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there are no bytes.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether a ring of `entries` (a power of two) of `stride` bytes fits and is aligned to 64
-    /// bytes.
-    pub(crate) fn holds(&self, entries: u32, stride: usize) -> bool {
-        let needed = (entries as usize).checked_mul(stride);
-        entries.is_power_of_two()
-            && needed.is_some_and(|n| n <= self.len)
-            && self.base.as_ptr().addr() % 64 == 0
-    }
-}
-
-/// The entries of a CQ: memory that the device writes, and that only this CQ's poller and monitor
-/// read.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct CqRing {
-    /// The CQE of the first entry.
-    first: CqeView,
-    /// Entries minus one.
-    mask: u32,
-    /// log2 of the bytes per entry.
-    shift: u32,
-}
-
-impl CqRing {
-    /// A ring of `entries` entries of `stride` bytes at the start of `memory`; `None` if it does
-    /// not fit. A CQE is the last 64 bytes of an entry.
-    pub(crate) fn on(memory: &DmaMemory, entries: u32, stride: u32) -> Option<Self> {
-        let fits = matches!(stride, 64 | 128) && memory.holds(entries, stride as usize);
-        let first = || CqeView(memory.as_ptr()).after(stride as usize - CQE_SIZE);
-        fits.then(|| Self { first: first(), mask: entries - 1, shift: stride.trailing_zeros() })
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        self.mask + 1
-    }
-
-    /// Bytes from one entry to the next.
-    pub(crate) fn stride(&self) -> usize {
-        1 << self.shift
-    }
-
-    /// The place of the CQE at counter `index` in the ring.
-    pub(crate) fn place(&self, index: u32) -> u32 {
-        index & self.mask
-    }
-
-    /// Whether the CQE at counter `index` is the first of a lap.
-    pub(crate) fn starts_lap(&self, index: u32) -> bool {
-        index & self.mask == 0
-    }
-
-    /// The CQE of the entry at counter `index`; in an entry of 128 bytes it is the second half.
-    pub(crate) fn cqe(&self, index: u32) -> CqeView {
-        self.first.after(((index & self.mask) as usize) << self.shift)
-    }
-
-    /// One past the last CQE, in the same units as [`CqRing::cqe`]. Never read.
-    pub(crate) fn end(&self) -> CqeView {
-        self.first.after((self.mask as usize + 1) << self.shift)
-    }
-
-    /// Entries from the CQE at `from` to the one at `to`.
-    #[inline(always)]
-    pub(crate) fn distance(&self, from: CqeView, to: CqeView) -> u32 {
-        ((to.0.addr() - from.0.addr()) >> self.shift) as u32
-    }
-
-    /// The CQE `most` entries after the one at `from`, but at most `end`.
-    #[inline(always)]
-    pub(crate) fn stop(&self, from: CqeView, most: u32, end: CqeView) -> CqeView {
-        // If `from` is the marker, this is an arbitrary number. That is harmless, because nothing
-        // is taken from the marker.
-        let left = end.0.addr().wrapping_sub(from.0.addr());
-        let asked = u64::from(most) << self.shift;
-        if asked < left as u64 { from.after(asked as usize) } else { end }
-    }
-
-    /// The entry at counter `index`, for the poller to write while software owns it.
-    pub(crate) fn entry(&self, index: u32) -> CqEntry {
-        CqEntry(self.cqe(index).0.cast_mut())
-    }
-
-    /// The entry before `entry`. `compressed.rs`, which steps with it, does not write the one
-    /// before the first: the proofs of [`CqEntry`]'s stores rely on that.
-    #[inline(always)]
-    pub(crate) fn entry_before(&self, entry: CqEntry) -> CqEntry {
-        CqEntry(entry.0.wrapping_sub(self.stride()))
-    }
-
-    /// The first halves of two entries of 128 bytes. `None` if entries have 64 bytes.
-    pub(crate) fn first_halves(&self, from: u32, to: u32) -> Option<(CqeView, CqEntry)> {
-        let before = |cqe: CqeView| cqe.0.wrapping_sub(CQE_SIZE);
-        let halves = || (CqeView(before(self.cqe(from))), CqEntry(before(self.cqe(to)).cast_mut()));
-        (self.stride() > CQE_SIZE).then(halves)
     }
 }
 
@@ -247,12 +148,18 @@ impl LastWord {
 pub(crate) struct CqEntry(*mut u8);
 
 impl CqEntry {
+    /// The 64 bytes so many bytes before.
+    #[inline(always)]
+    pub(crate) fn before(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_sub(bytes))
+    }
+
     /// Stores all of a pattern but its [`LENGTH_WORD`].
     #[inline(always)]
     pub(crate) fn store_pattern(self, pattern: &CqePattern, LastWord(last_word): LastWord) {
         let CqePattern { first, second, shared, last } = *pattern;
-        // SAFETY: inside the 64 bytes, which `CqRing` found in its memory. Only the poller accesses
-        // these ones.
+        // SAFETY: inside the 64 bytes, which the CQ's ring has in its memory. Only the poller
+        // accesses these ones.
         unsafe {
             self.0.cast::<Wide>().write_unaligned(first);
             self.0.add(SECOND).cast::<Wide>().write_unaligned(second);
@@ -285,8 +192,8 @@ impl CqEntry {
             *to = from;
         }
         let word = u64::from_le_bytes(word);
-        // SAFETY: inside the 64 bytes, which `CqRing` found in its memory, and aligned. Atomic as
-        // all accesses to them.
+        // SAFETY: inside the 64 bytes, which the CQ's ring has in its memory, and aligned. Atomic
+        // as all accesses to them.
         unsafe {
             match N {
                 1 => AtomicU8::from_ptr(at).store(word as u8, ordering),
@@ -321,8 +228,8 @@ const fn is_shared(offset: usize) -> bool {
 /// The compiler does not repeat volatile loads, and unlike atomic loads they can be an operand of
 /// another instruction.
 ///
-/// Positions come from a [`CqRing`]. The files of `completion_queue` move them on by its stride
-/// ([`CqeView::after`]), and compare them with its end before they read.
+/// Positions come from a `Ring` of `completion_queue`. The files there move them by its stride, and
+/// compare them with its end before they read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CqeView(*const u8);
 
@@ -393,7 +300,30 @@ impl CqeView {
         u32::from_be_bytes(core::array::from_fn(|at| bytes[offset % 8 + at]))
     }
 
-    /// The CQE of the next entry, `stride` bytes later; it may be the ring's [end](CqRing::end).
+    /// The CQE of the first entry of a ring at the start of `memory`: the last 64 of its bytes.
+    pub(crate) fn first(memory: &DmaMemory, stride: usize) -> Self {
+        Self(memory.as_ptr()).after(stride - CQE_SIZE)
+    }
+
+    /// Bytes from the start of memory.
+    #[inline(always)]
+    pub(crate) fn address(self) -> usize {
+        self.0.addr()
+    }
+
+    /// The 64 bytes, to be written by the poller.
+    #[inline(always)]
+    pub(crate) fn entry(self) -> CqEntry {
+        CqEntry(self.0.cast_mut())
+    }
+
+    /// The 64 bytes so many bytes before.
+    #[inline(always)]
+    pub(crate) fn before(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_sub(bytes))
+    }
+
+    /// The CQE of the next entry, `stride` bytes later; it may be the end of the ring.
     #[inline(always)]
     pub(crate) fn after(self, stride: usize) -> Self {
         Self(self.0.wrapping_add(stride))
@@ -556,28 +486,10 @@ impl DoorbellWord {
         Self(NonNull::from(Box::leak(Box::new(AtomicU32::new(0)))))
     }
 
-    /// Stores a counter. Relaxed, because the barriers around the call order it.
-    #[inline(always)]
-    pub(crate) fn store(&self, value: u32) {
-        self.word().store(value.to_be(), Ordering::Relaxed);
-    }
-
-    /// Stores a counter after all earlier reads: from now on the device may overwrite what they
-    /// read.
-    #[inline(always)]
-    pub(crate) fn store_release(&self, value: u32) {
-        self.word().store(value.to_be(), Ordering::Release);
-    }
-
     /// The same word for another part of the queue that took this value. That part is dropped
     /// before the queue.
     pub(crate) fn again(&self) -> Self {
         Self(self.0)
-    }
-
-    /// The value stored last. Acquire: stores before that one are visible from here on.
-    pub fn load(&self) -> u32 {
-        u32::from_be(self.word().load(Ordering::Acquire))
     }
 
     /// The word, for code that stores it together with other words.
@@ -588,47 +500,11 @@ impl DoorbellWord {
     }
 
     #[inline(always)]
-    fn word(&self) -> &AtomicU32 {
+    pub(crate) fn word(&self) -> &AtomicU32 {
         // SAFETY: valid and aligned by the contract of `new`; an atomic may be shared with the
         // device.
         unsafe { self.0.as_ref() }
     }
-}
-
-pub(crate) use sealed::Ring;
-
-pub(crate) mod sealed {
-    /// Sealed: access to the inner register would let callers swap it with another queue's.
-    pub trait Sealed {
-        /// Runs `ring` with exclusive access to the register.
-        fn with(&mut self, ring: impl Ring);
-    }
-
-    /// A store to a register. The fast path has its own types for it, because a closure that is not
-    /// inlined would keep the request in memory.
-    pub trait Ring {
-        fn ring(self, register: &mut super::BlueFlame);
-    }
-
-    impl<F: FnOnce(&mut super::BlueFlame)> Ring for F {
-        #[inline(always)]
-        fn ring(self, register: &mut super::BlueFlame) {
-            self(register);
-        }
-    }
-}
-
-/// The register that rings a send queue's doorbell: its own ([`BlueFlame`]) or one shared under a
-/// lock ([`SharedBlueFlame`]). Only a send queue can write it:
-///
-/// ```compile_fail
-/// fn ring(register: &mut uverbs_mlx5::mmio::SharedBlueFlame) {
-///     register.with(|_register| ());
-/// }
-/// ```
-pub trait Register: sealed::Sealed + Send + 'static {
-    /// Largest WQE, in bytes, that can be copied to the register; 0 if it takes doorbells only.
-    fn copy_limit(&self) -> u32;
 }
 
 /// A BlueFlame register that belongs to one send queue.

@@ -6,7 +6,6 @@ use core::sync::atomic::Ordering;
 
 use super::Completion;
 use crate::format::{CQE_SIZE, Cqe, CqeFormat, CqeOpcode, OpOwn, Opcode};
-pub(super) use crate::mapped::CqRing as Ring;
 pub(crate) use crate::mapped::CqeView;
 #[cfg(target_arch = "x86_64")]
 use crate::mapped::Ssse3;
@@ -23,6 +22,92 @@ pub(super) const WORDS: usize = CQE_SIZE / 8;
 /// Most entries. The device counts 24 bits, one of which is the lap's. So a thread that sees only
 /// the consumer index can tell entries of this lap from those of the last one (see `past.rs`).
 const MAX_ENTRIES: u32 = 1 << 23;
+
+/// The entries of a CQ: memory that the device writes, and that only this CQ's poller and monitor
+/// read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ring {
+    /// The CQE of the first entry.
+    first: CqeView,
+    /// Entries minus one.
+    mask: u32,
+    /// log2 of the bytes per entry.
+    shift: u32,
+}
+
+impl Ring {
+    /// A ring of `entries` entries of `stride` bytes at the start of `memory`; `None` if it does
+    /// not fit. A CQE is the last 64 bytes of an entry.
+    pub(crate) fn on(memory: &DmaMemory, entries: u32, stride: u32) -> Option<Self> {
+        let fits = matches!(stride, 64 | 128) && memory.holds(entries, stride as usize);
+        let first = || CqeView::first(memory, stride as usize);
+        fits.then(|| Self { first: first(), mask: entries - 1, shift: stride.trailing_zeros() })
+    }
+
+    pub(crate) fn entries(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Bytes from one entry to the next.
+    pub(crate) fn stride(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// The place of the CQE at counter `index` in the ring.
+    pub(crate) fn place(&self, index: u32) -> u32 {
+        index & self.mask
+    }
+
+    /// Whether the CQE at counter `index` is the first of a lap.
+    pub(crate) fn starts_lap(&self, index: u32) -> bool {
+        index & self.mask == 0
+    }
+
+    /// The CQE of the entry at counter `index`; in an entry of 128 bytes it is the second half.
+    pub(crate) fn cqe(&self, index: u32) -> CqeView {
+        self.first.after(((index & self.mask) as usize) << self.shift)
+    }
+
+    /// One past the last CQE, in the same units as [`Ring::cqe`]. Never read.
+    pub(crate) fn end(&self) -> CqeView {
+        self.first.after((self.mask as usize + 1) << self.shift)
+    }
+
+    /// Entries from the CQE at `from` to the one at `to`.
+    #[inline(always)]
+    pub(crate) fn distance(&self, from: CqeView, to: CqeView) -> u32 {
+        ((to.address() - from.address()) >> self.shift) as u32
+    }
+
+    /// The CQE `most` entries after the one at `from`, but at most `end`.
+    #[inline(always)]
+    pub(crate) fn stop(&self, from: CqeView, most: u32, end: CqeView) -> CqeView {
+        // If `from` is the marker, this is an arbitrary number. That is harmless, because nothing
+        // is taken from the marker.
+        let left = end.address().wrapping_sub(from.address());
+        let asked = u64::from(most) << self.shift;
+        if asked < left as u64 { from.after(asked as usize) } else { end }
+    }
+
+    /// The entry at counter `index`, for the poller to write while software owns it.
+    pub(crate) fn entry(&self, index: u32) -> CqEntry {
+        self.cqe(index).entry()
+    }
+
+    /// The entry before `entry`. `compressed.rs`, which steps with it, does not write the one
+    /// before the first: the proofs of [`CqEntry`]'s stores rely on that.
+    #[inline(always)]
+    pub(crate) fn entry_before(&self, entry: CqEntry) -> CqEntry {
+        entry.before(self.stride())
+    }
+
+    /// The first halves of two entries of 128 bytes. `None` if entries have 64 bytes.
+    pub(crate) fn first_halves(&self, from: u32, to: u32) -> Option<(CqeView, CqEntry)> {
+        let half = |index| self.cqe(index).before(CQE_SIZE);
+        let halves = || (half(from), half(to).entry());
+        (self.stride() > CQE_SIZE).then(halves)
+    }
+}
 
 impl Ring {
     /// A ring in `memory` that the device does not know yet. Marks every entry as not written.
