@@ -45,7 +45,7 @@ const UNSAFE: [(&str, &[&str]); 2] = [
             "ethernet/rings.rs",
             "host/buffer.rs",
             "host/system.rs",
-            "memory/region.rs",
+            "memory/registration.rs",
             "memory/slot.rs",
             "mlx5/queues.rs",
             "qp/raw.rs",
