@@ -21,7 +21,8 @@ use uverbs_mlx5::send_queue::{
 use super::FrameError;
 use super::receiver::Receiver;
 use super::rx_builder::VERB;
-use super::template::{Tailed, Template, blocks};
+use super::template::{Tailed, Template};
+use super::wait::RxWait;
 use crate::cq::CompletionQueue;
 use crate::device::context::Context;
 use crate::device::layer::Raw;
@@ -35,21 +36,6 @@ use crate::qp::qp_type::RawPacket;
 use crate::qp::striding::Striding;
 use crate::qp::work_queue::WorkQueue;
 use crate::qp::{PostError, PostFlags, QueuePair};
-
-/// The methods of a receive ring that waiting needs.
-pub(super) trait RxWait {
-    /// Whether there is a completion to poll.
-    fn has_something(&self) -> bool;
-
-    /// Requests an event at the next completion.
-    fn arm(&mut self);
-
-    /// Returns the error if the queue has failed while it was empty.
-    fn check(&mut self) -> Result<()>;
-
-    /// The context of the queue.
-    fn context(&self) -> &Context;
-}
 
 /// A receive queue whose buffers take one frame each, and its completion queue.
 pub(super) struct RxRing {
@@ -444,14 +430,11 @@ pub(super) struct TxRing {
     identity: u64,
     /// The protection domain's identity.
     domain: usize,
-    /// Blocks of the longest request: at least [`ALWAYS_BLOCKS`].
+    /// Blocks of the longest request: at least `ALWAYS_BLOCKS`.
     blocks: usize,
     /// The tails of frames, which the device may read as long as the queue exists.
     tails: Vec<Slot>,
 }
-
-/// Blocks (64 bytes) that requests may have on every ring.
-pub(super) const ALWAYS_BLOCKS: usize = 4;
 
 /// The next ring's identity.
 static IDENTITIES: AtomicU64 = AtomicU64::new(0);
@@ -591,7 +574,7 @@ pub(super) trait Sendable<const BLOCKS: usize> {
 impl<const BLOCKS: usize> Sendable<BLOCKS> for Template<BLOCKS> {
     #[inline(always)]
     fn request(&self, ring: &TxRing) -> Posted<&Request<BLOCKS>> {
-        check_length(self, ring.blocks)?;
+        self.check_length(ring.blocks)?;
         Ok(&self.request)
     }
 }
@@ -604,16 +587,6 @@ impl<const BLOCKS: usize> Sendable<BLOCKS> for Tailed<BLOCKS> {
         }
         Ok(&self.start.request)
     }
-}
-
-/// Refuses a template of more than `most` blocks, the longest request of a ring. Longer frames
-/// could fill the ring before one of them generates a completion, and so for ever.
-#[inline(always)]
-fn check_length<const BLOCKS: usize>(template: &Template<BLOCKS>, most: usize) -> Posted {
-    if BLOCKS > ALWAYS_BLOCKS && blocks(template.longest) > most {
-        return Err(PostError::InlineTooLong);
-    }
-    Ok(())
 }
 
 /// Frames in the ring without a doorbell. Dropping it discards them.
@@ -634,7 +607,7 @@ impl StagedFrames<'_> {
         template: &Template<BLOCKS>,
         flags: PostFlags,
     ) -> Posted {
-        check_length(template, self.blocks)?;
+        template.check_length(self.blocks)?;
         // SAFETY: the whole frame is in the request, which names no memory.
         unsafe { self.batch.build_template_with(id, &template.request, flags) }
     }

@@ -2,6 +2,8 @@
 
 use uverbs_mlx5::send_queue::{self as provider, EthernetFrame, template_blocks};
 
+use crate::qp::PostError;
+
 /// The parameter `BLOCKS` of the [`Template`] for a frame of `frame_bytes` bytes, in blocks of 64
 /// bytes.
 ///
@@ -13,6 +15,9 @@ use uverbs_mlx5::send_queue::{self as provider, EthernetFrame, template_blocks};
 pub const fn blocks(frame_bytes: usize) -> usize {
     template_blocks::<EthernetFrame<'static>>(frame_bytes)
 }
+
+/// Blocks that the requests of every ring may have.
+pub(super) const ALWAYS_BLOCKS: usize = 4;
 
 /// A frame that is built once and sent many times with different values in its fields: from
 /// [`TxQueue::template`](super::TxQueue::template).
@@ -171,6 +176,16 @@ impl<const N: usize> sealed::Put for [u8; N] {
 impl<const N: usize> Value for [u8; N] {}
 
 impl<const BLOCKS: usize> Template<BLOCKS> {
+    /// Refuses one that is longer than a ring's requests, of `most` blocks. Such frames would fill
+    /// the ring before the turn of one that generates a completion, and so for ever.
+    #[inline(always)]
+    pub(super) fn check_length(&self, most: usize) -> Result<(), PostError> {
+        if BLOCKS > ALWAYS_BLOCKS && blocks(self.longest) > most {
+            return Err(PostError::InlineTooLong);
+        }
+        Ok(())
+    }
+
     /// Sets a field. Returns false and changes nothing unless all of the field is inside the frame.
     #[inline(always)]
     #[must_use]

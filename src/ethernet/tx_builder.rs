@@ -3,8 +3,9 @@
 use std::marker::PhantomData;
 
 use super::clock::{Clock, FreeRunning, RealTime, format};
-use super::rings::{ALWAYS_BLOCKS, TxRing};
+use super::rings::TxRing;
 use super::rx_builder::in_memory_of;
+use super::template::ALWAYS_BLOCKS;
 use super::template::blocks;
 use super::tx::TxQueue;
 use crate::error::{Error, Result};

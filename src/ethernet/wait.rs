@@ -4,13 +4,28 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
-use super::rings::RxWait;
 use super::rx::RxQueue;
 use super::striding::StridingQueue;
 use crate::cq::channel::CompletionChannel;
+use crate::device::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 
 const VERB: &str = "wait";
+
+/// The methods of a receive ring that waiting needs.
+pub(super) trait RxWait {
+    /// Whether there is a completion to poll.
+    fn has_something(&self) -> bool;
+
+    /// Requests an event at the next completion.
+    fn arm(&mut self);
+
+    /// Returns the error if the queue has failed while it was empty.
+    fn check(&mut self) -> Result<()>;
+
+    /// The context of the queue.
+    fn context(&self) -> &Context;
+}
 
 macro_rules! waits {
     ($queue:ident) => {
