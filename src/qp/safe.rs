@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+mod request;
 mod template;
 
 use std::mem::ManuallyDrop;
@@ -10,11 +11,12 @@ use uverbs_mlx5::mmio::{BlueFlame, Register};
 use uverbs_mlx5::recv_queue::RecvBatch;
 use uverbs_mlx5::request::{PostError, PostFlags, Sge};
 use uverbs_mlx5::send_queue::{
-    AtomicResult, Batch as RawBatch, Carries, Inline, Operation, RunTimeDestination,
-    RunTimeOperation, SendRequest, Takes,
+    AtomicResult, Batch as RawBatch, Carries, Inline, Operation, SendRequest, Takes,
 };
 use uverbs_mlx5::user_index::QueueHandle;
 
+pub use request::SlotRequest;
+use request::used_by;
 pub use template::InlineTemplate;
 
 use super::QueuePairType;
@@ -337,19 +339,6 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     }
 }
 
-/// A send whose operation is known only at run time, and its slot: see [`QueuePair::post_list`].
-#[derive(Debug)]
-pub struct SlotRequest<'a> {
-    /// The operation.
-    pub operation: RunTimeOperation<'a>,
-    /// The destination.
-    pub destination: RunTimeDestination<'a>,
-    /// Flags for completion and ordering.
-    pub flags: PostFlags,
-    /// The data: the filled part, or the first 8 bytes for the result of an atomic.
-    pub slot: Slot,
-}
-
 /// Sends that share one doorbell, which is rung when the batch is published or dropped: from
 /// [`QueuePair::batch`].
 ///
@@ -464,18 +453,7 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     /// not allow. What was built before stays built.
     pub fn build_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
         let SlotRequest { operation, destination, flags, slot } = request;
-        let (slot, data) = match run_time_payload(operation) {
-            RunTimePayload::Filled => {
-                let filled = slot.filled();
-                (slot, filled)
-            }
-            RunTimePayload::Atomic => {
-                let (slot, result) = for_atomic(slot)?;
-                let data = Sge::new(result.address, 8, result.lkey);
-                (slot, data)
-            }
-            RunTimePayload::NoSlot => return Err(Refused { slot, reason: PostError::BadOpcode }),
-        };
+        let (slot, data) = used_by(operation, slot)?;
         let (batch, inline) = (&mut self.batch, false);
         self.sends.send(slot, flags, |launch| {
             let (wr_id, data) = (launch.id(), &[data]);
@@ -501,35 +479,6 @@ impl<T: QueuePairType, R: Register> Drop for Batch<'_, T, R> {
     fn drop(&mut self) {
         // SAFETY: `self` is being dropped, so this is the last use of `batch`.
         publish_dropped(unsafe { ManuallyDrop::take(&mut self.batch) });
-    }
-}
-
-/// The part of a slot that an operation uses.
-enum RunTimePayload {
-    Filled,
-    /// The first 8 bytes.
-    Atomic,
-    /// None: the operation takes no slot.
-    NoSlot,
-}
-
-fn run_time_payload(operation: RunTimeOperation<'_>) -> RunTimePayload {
-    use RunTimeOperation as Op;
-    match operation {
-        Op::Send
-        | Op::SendImmediate(_)
-        | Op::SendInvalidate(_)
-        | Op::Write(_)
-        | Op::WriteImmediate(..)
-        | Op::Read(_)
-        | Op::Packet(_)
-        | Op::Segmented { .. } => RunTimePayload::Filled,
-        Op::CompareSwap(_) | Op::FetchAdd(_) | Op::MaskedCompareSwap(_) | Op::MaskedFetchAdd(_) => {
-            RunTimePayload::Atomic
-        }
-        Op::Nop | Op::BindWindow(_) | Op::UnbindWindow(_) | Op::LocalInvalidate(_) => {
-            RunTimePayload::NoSlot
-        }
     }
 }
 
