@@ -60,7 +60,7 @@ impl Channel {
     #[doc(alias = "rdma_create_event_channel")]
     pub fn open() -> Result<Self> {
         match std::env::var(DEVICE_VARIABLE) {
-            Ok(name) if !name.is_empty() => Self::of_device(&device(&name)?),
+            Ok(name) if !name.is_empty() => Self::of_device(&device(&name)?, Vec::new()),
             _ => Self::new(Manager::open(&Roots::system())?, None, Vec::new()),
         }
     }
@@ -72,17 +72,13 @@ impl Channel {
     /// As [`Channel::open`]; `ForkedChild` if the context is the parent's.
     pub fn of(context: &Context) -> Result<Self> {
         context.commands().require_opener("create_event_channel")?;
-        let device = context.device();
-        Self::new(device.manager()?, Self::only(device), vec![context.clone()])
+        Self::of_device(context.device(), vec![context.clone()])
     }
 
-    fn of_device(device: &Device) -> Result<Self> {
-        Self::new(device.manager()?, Self::only(device), Vec::new())
-    }
-
-    /// A software device has its own connection manager, which serves no other device.
-    fn only(device: &Device) -> Option<Device> {
-        device.node().is_none().then(|| device.clone())
+    fn of_device(device: &Device, contexts: Vec<Context>) -> Result<Self> {
+        // A software device's connection manager knows no other device.
+        let only = device.node().is_none().then(|| device.clone());
+        Self::new(device.manager()?, only, contexts)
     }
 
     fn new(manager: Manager, only: Option<Device>, open: Vec<Context>) -> Result<Self> {

@@ -81,7 +81,12 @@ impl Context {
         match self.query_gid_table() {
             Ok(all) => Ok(all.into_iter().filter(|entry| entry.port == port).collect()),
             // Kernels before 5.10 have the table in sysfs only.
-            Err(error) if error.kind() == ErrorKind::Unsupported => self.gid_table_from_sysfs(port),
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                let length = self.query_port(port)?.gid_table_length();
+                let entries =
+                    (0..length).filter_map(|index| self.gid_from_sysfs(port, index).transpose());
+                entries.collect()
+            }
             Err(error) => Err(error),
         }
     }
@@ -114,12 +119,6 @@ impl Context {
             .map(|port| self.query_port(port).map(|port| port.gid_table_length() as usize));
         let asked = lengths.sum::<Result<usize>>()?;
         Ok(*cell.get_or_init(|| asked))
-    }
-
-    fn gid_table_from_sysfs(&self, port: u8) -> Result<Vec<GidEntry>> {
-        let length = self.query_port(port)?.gid_table_length();
-        let entries = (0..length).filter_map(|index| self.gid_from_sysfs(port, index).transpose());
-        entries.collect()
     }
 
     fn gid_from_sysfs(&self, port: u8, index: u32) -> Result<Option<GidEntry>> {

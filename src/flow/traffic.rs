@@ -116,7 +116,9 @@ impl Traffic for UdpMulticast {
         let rule = rule
             .ethernet(Ethernet {
                 destination: self.mac().into(),
-                vlan: vlan_number(self.vlan),
+                vlan: self
+                    .vlan
+                    .map_or_else(Masked::default, |vlan| Masked::under(vlan, VLAN_NUMBER)),
                 ..Ethernet::default()
             })
             .ipv4(Ipv4 { source, destination: self.group.into(), ..Ipv4::default() })
@@ -251,10 +253,6 @@ fn tagged(rule: FlowBuilder<'_>, tag: Option<u32>) -> FlowBuilder<'_> {
         Some(tag) => rule.tag(tag),
         None => rule,
     }
-}
-
-fn vlan_number(vlan: Option<u16>) -> Masked<u16> {
-    vlan.map_or(Masked::default(), |vlan| Masked::under(vlan, VLAN_NUMBER))
 }
 
 fn check_vlan(vlan: Option<u16>) -> Result<()> {

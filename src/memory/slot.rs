@@ -330,11 +330,6 @@ impl Chain {
     }
 }
 
-/// Whether the request with this id is one of [`Chain::releasing_id`].
-fn releases_only(wr_id: u64) -> bool {
-    wr_id & RELEASES != 0
-}
-
 /// The header that a request's id names. Ids of safe queues are 0 or a header's address, plus
 /// [`RELEASES`] in some.
 #[inline(always)]
@@ -435,7 +430,7 @@ pub(crate) unsafe fn land_id(wr_id: u64, flight: Flight) -> Option<Slot> {
 pub(crate) unsafe fn land_other(wr_id: u64, serial: Serial, cq: CqBits) -> Option<Slot> {
     let header = header_of(wr_id)?;
     let sends = serial.sends(cq);
-    if releases_only(wr_id) {
+    if wr_id & RELEASES != 0 {
         // SAFETY: they were posted unsignaled before this request on the same send queue, and only
         // it releases them.
         unsafe { release_chain(header.as_ptr(), sends) };

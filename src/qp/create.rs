@@ -95,13 +95,10 @@ impl Creation {
     pub(super) fn send(&self, context: &Context) -> Result<Created> {
         self.command(context).map_err(|error| {
             let asked = format!("{:?}", self.capacities);
-            explain(error.pinning(self.pinned_bytes()), self.kind).asked(asked)
+            let send = u64::from(self.driver.sq_wqe_count) * 64;
+            let receive = u64::from(self.driver.rq_wqe_count) << self.driver.rq_wqe_shift;
+            explain(error.pinning(send + receive), self.kind).asked(asked)
         })
-    }
-
-    fn pinned_bytes(&self) -> u64 {
-        let send = u64::from(self.driver.sq_wqe_count) * 64;
-        send + (u64::from(self.driver.rq_wqe_count) << self.driver.rq_wqe_shift)
     }
 }
 

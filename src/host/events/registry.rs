@@ -329,7 +329,8 @@ pub(super) fn destroy_when_idle<R>(
             registry.wait_until_idle(id, verb, until)?;
         }
         let mut locked: Vec<_> = registries.iter().filter_map(|registry| registry.lock()).collect();
-        if locked.iter().any(|state| is_held(state, id)) {
+        let mut targets = locked.iter().filter_map(|state| state.targets.get(&id.0));
+        if targets.any(|target| target.outstanding() > 0) {
             continue;
         }
         let result = destroy()?;
@@ -338,10 +339,6 @@ pub(super) fn destroy_when_idle<R>(
         }
         return Ok(result);
     }
-}
-
-fn is_held(state: &State, id: ObjectId) -> bool {
-    state.targets.get(&id.0).is_some_and(|target| target.outstanding() > 0)
 }
 
 #[cfg(test)]
