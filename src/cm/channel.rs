@@ -76,7 +76,7 @@ impl Channel {
     }
 
     fn of_device(device: &Device, contexts: Vec<Context>) -> Result<Self> {
-        // A software device's connection manager knows no other device.
+        // A software device has its own connection manager, which serves no other device.
         let only = device.node().is_none().then(|| device.clone());
         Self::new(device.manager()?, only, contexts)
     }

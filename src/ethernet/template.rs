@@ -176,8 +176,8 @@ impl<const N: usize> sealed::Put for [u8; N] {
 impl<const N: usize> Value for [u8; N] {}
 
 impl<const BLOCKS: usize> Template<BLOCKS> {
-    /// Refuses one that is longer than a ring's requests, of `most` blocks. Such frames would fill
-    /// the ring before the turn of one that generates a completion, and so for ever.
+    /// Refuses a template of more than `most` blocks, the longest request of a ring. Longer frames
+    /// could fill the ring before one of them generates a completion, and so for ever.
     #[inline(always)]
     pub(super) fn check_length(&self, most: usize) -> Result<(), PostError> {
         if BLOCKS > ALWAYS_BLOCKS && blocks(self.longest) > most {

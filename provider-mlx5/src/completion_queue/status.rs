@@ -121,8 +121,8 @@ pub enum CompletionOpcode {
     TagRemove,
     /// A tag matching SRQ received the number of unexpected messages that the program has handled.
     TagSync,
-    /// A message with a tag: [`Completion::tag_event`](super::Completion::tag_event) says whether
-    /// an entry took it.
+    /// A message with a tag. [`Completion::tag_event`](super::Completion::tag_event) tells whether
+    /// it matched an entry.
     TagRecv,
     /// A receive of a tag matching SRQ: a message without a tag.
     NoTagRecv,

@@ -6,8 +6,7 @@ use uverbs_mlx5::send_queue::{RunTimeDestination, RunTimeOperation};
 use crate::memory::posting::{Refused, for_atomic};
 use crate::memory::slot::Slot;
 
-/// A send whose operation is known at run time only, and the slot that it carries: see
-/// `QueuePair::post_list`.
+/// A send whose operation is known only at run time, and its slot: see `QueuePair::post_list`.
 #[derive(Debug)]
 pub struct SlotRequest<'a> {
     /// The operation.
