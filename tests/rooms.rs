@@ -66,6 +66,7 @@ const UNSAFE: [(&str, &[&str]); 2] = [
             "send_queue/post.rs",
             "send_queue/ring.rs",
             "send_queue/steps.rs",
+            "send_queue/steps/whole.rs",
             "send_queue/wide.rs",
         ],
     ),

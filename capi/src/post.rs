@@ -19,6 +19,7 @@ use crate::qp::Qp;
 use crate::usual::{Posts, Usual};
 use request::with_request;
 pub(crate) use request::{MAX_SGE, bytes, bytes_mut, flags, immediate, offload, with_converted};
+use table::PostSend;
 pub(crate) use table::{DCI, DCT, NONE, RAW, RC, RSS, SendTable, UC, UD, XRC, place};
 
 /// Refuses a list because the queue pair cannot send.
@@ -107,9 +108,6 @@ forms! {
 /// Most bytes of data in a request of one block, whatever its header.
 pub(crate) const MAX_SHORT: usize = 64 - 32 - 4;
 
-/// Most blocks of a request that is copied to the register.
-const MAX_COPIED: usize = 4;
-
 /// Most bytes of data in a request of two blocks, whatever its header.
 const MAX_OF_TWO: usize = MAX_SHORT + 64;
 
@@ -151,10 +149,7 @@ forms! {
             }
             let queue = sends::<T>(qp);
             if !Usual::post_two_blocks::<T>(queue, common(qp), wr) {
-                return match queue.is_open() {
-                    true => post_long_held::<T>(qp, wr, bad),
-                    false => post_reopened::<T, true>(qp, wr, bad),
-                };
+                return either!(post_others::<T>, post_others_newer::<T>)(qp, wr, bad);
             }
             queue_pair.send_lock.release();
             0
@@ -196,28 +191,23 @@ unsafe fn post_usual<T: Posts, const BLOCKS: usize, const NEWER: bool>(
         if Qp::of(qp).send_lock.try_acquire().is_none() {
             return post_waiting::<T>(qp, wr, bad);
         }
-        post_held::<T, BLOCKS, NEWER>(qp, wr, bad, inline)
-    }
-}
-
-/// [`post_usual`] when the lock is held, which it gives back.
-///
-/// # Safety
-/// As for [`post_one`].
-#[inline(always)]
-unsafe fn post_held<T: Posts, const BLOCKS: usize, const NEWER: bool>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-    inline: bool,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !is_posted::<T, BLOCKS>(qp, wr, inline) {
-            return match (sends::<T>(qp).is_open(), inline) {
-                (true, _) => post_others::<T, NEWER>(qp, wr, bad),
-                (false, true) => post_reopened::<T, true>(qp, wr, bad),
-                (false, false) => post_reopened::<T, false>(qp, wr, bad),
+        let queue = sends::<T>(qp);
+        let is_posted = match T::IS_CONNECTED {
+            true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), wr, inline),
+            false => Usual::post::<T>(queue, wr, inline),
+        };
+        if !is_posted {
+            return match queue.is_open() || !T::IS_CONNECTED || BLOCKS > 1 {
+                true => either!(post_others::<T>, post_others_newer::<T>)(qp, wr, bad),
+                false => post_reopened::<T, NEWER>(
+                    qp,
+                    wr,
+                    bad,
+                    match inline {
+                        true => either!(post_inline::<T>, post_inline_newer::<T>),
+                        false => either!(post_one::<T>, post_one_newer::<T>),
+                    },
+                ),
             };
         }
         Qp::of(qp).send_lock.release();
@@ -225,111 +215,56 @@ unsafe fn post_held<T: Posts, const BLOCKS: usize, const NEWER: bool>(
     }
 }
 
-/// Posts one request on the fast path, if that is open for it.
-///
-/// # Safety
-/// As for [`post_one`], and the lock is held.
-#[inline(always)]
-unsafe fn is_posted<T: Posts, const BLOCKS: usize>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    inline: bool,
-) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let queue = sends::<T>(qp);
-        match T::IS_CONNECTED {
-            true => Usual::post_ring::<T, BLOCKS>(queue, common(qp), wr, inline),
-            false => Usual::post::<T>(queue, wr, inline),
-        }
-    }
-}
-
-/// Posts a request that the fast path was not open for, when the lock is held. A program that keeps
-/// its queue full posts each request so: there is space since its last poll.
+/// Posts a request of one block that the fast path was not open for, when the lock is held. A
+/// program that keeps its queue full posts each request so: there is space since its last poll.
+/// `again` is the function that posts such requests where the fast path is open.
 ///
 /// # Safety
 /// As for [`post_one`].
 #[inline(never)]
-unsafe extern "C" fn post_reopened<T: Posts, const INLINE: bool>(
+unsafe extern "C" fn post_reopened<T: Posts, const NEWER: bool>(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
+    again: PostSend,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let blocks = Usual::blocks::<T>(wr);
-        if !blocks.is_some_and(|blocks| sends::<T>(qp).reopen(blocks)) {
+        if (*wr).num_sge != 1 {
+            return either!(post_others::<T>, post_others_newer::<T>)(qp, wr, bad);
+        }
+        if !sends::<T>(qp).reopen(1) {
             return post_any::<T>(qp, wr, bad);
         }
-        if !is_posted::<T, MAX_COPIED>(qp, wr, INLINE) {
-            return post_by_steps::<T>(qp, wr, bad);
-        }
+        // For one block the path is open as far as any thread may post.
         Qp::of(qp).send_lock.release();
-        0
-    }
-}
-
-/// Posts a request that the fast path does not take although it is open, when the lock is held.
-///
-/// # Safety
-/// As for [`post_one`].
-#[inline(never)]
-unsafe extern "C" fn post_others<T: Posts, const NEWER: bool>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match Usual::blocks::<T>(wr) {
-            Some(_) => either!(post_by_steps::<T>, post_by_steps_newer::<T>)(qp, wr, bad),
-            None => post_any::<T>(qp, wr, bad),
-        }
+        again(qp, wr, bad)
     }
 }
 
 forms! {
     beside
-    /// Posts a request of several SGEs, of no data, or of more blocks than the other functions
-    /// take, when the lock is held.
+    /// Posts a request that the fast path does not take, when the lock is held: it has other data,
+    /// or space has to be looked for. A program that keeps its queue full posts each request so:
+    /// there is space since its last poll.
     ///
     /// # Safety
     /// As for [`post_one`].
     #[inline(never)]
-    fn post_by_steps / post_by_steps_newer [T: Posts](
+    fn post_others / post_others_newer [T: Posts](
         qp: *mut ibv_qp,
         wr: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
         // SAFETY: the caller's promise. Nothing is built that was not published.
         unsafe {
-            let queue = sends::<T>(qp);
-            if !Usual::build_steps::<T>(queue, common(qp), wr) {
-                queue.recompute_fast_limit();
+            if !Usual::whole::<T, true>(sends::<T>(qp), common(qp), wr) {
                 return post_any::<T>(qp, wr, bad);
-            }
-            if queue.publish_short().is_err() && !queue.publish_long() {
-                queue.publish_steps();
             }
             Qp::of(qp).send_lock.release();
             0
         }
     }
-}
-
-/// [`post_long`] when the lock is held.
-///
-/// # Safety
-/// As for [`post_one`].
-#[inline(never)]
-unsafe extern "C" fn post_long_held<T: Posts>(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { post_held::<T, 4, false>(qp, wr, bad, true) }
 }
 
 /// Posts a list of one after waiting for the thread that holds the lock.
@@ -398,7 +333,7 @@ forms! {
         let queue_pair = unsafe { Qp::of(qp) };
         queue_pair.send_lock.acquire();
         // SAFETY: the caller's promise; the lock is held.
-        let posted = unsafe { post_several::<T>(qp, first) };
+        let posted = unsafe { post_several::<T, NEWER>(qp, first) };
         queue_pair.send_lock.release();
         // SAFETY: the caller's place, to be written.
         posted.map_or_else(|(wr, reason)| unsafe { refuse(wr, bad, send_errno(reason)) }, |()| 0)
@@ -414,26 +349,24 @@ type Refused = (*mut ibv_send_wr, PostError);
 /// # Safety
 /// As for [`post_list`], whose caller holds the lock.
 #[inline(always)]
-unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Result<(), Refused> {
+unsafe fn post_several<T: Posts, const NEWER: bool>(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+) -> Result<(), Refused> {
     // SAFETY: the caller's promise, and that of the program for each request of its list.
     unsafe {
-        if !T::IS_CONNECTED {
-            return post_rest::<T>(qp, first);
-        }
         let (queue, common) = (sends::<T>(qp), common(qp));
-        if !queue.is_open() {
-            // There may be space since the last poll. Each request has a block at least.
-            queue.reopen(1);
-        }
         let mut wr = first;
         while !wr.is_null() {
             // Two calls, in each of which `inline` is a constant, so that the code tests the flag
             // once.
-            let built = match (*wr).send_flags & send_flags::INLINE {
-                0 => Usual::build_ring::<T>(queue, common, wr, false),
-                _ => Usual::build_ring::<T>(queue, common, wr, true),
-            };
-            if !built && !build_steps::<T>(queue, common, wr) {
+            let built = T::IS_CONNECTED
+                && match (*wr).send_flags & send_flags::INLINE {
+                    0 => Usual::build_ring::<T>(queue, common, wr, false),
+                    _ => Usual::build_ring::<T>(queue, common, wr, true),
+                };
+            let others = either!(build_others::<T>, build_others_newer::<T>);
+            if !built && !others(queue, common, wr) {
                 return post_rest::<T>(qp, wr);
             }
             wr = (*wr).next;
@@ -443,18 +376,21 @@ unsafe fn post_several<T: Posts>(qp: *mut ibv_qp, first: *mut ibv_send_wr) -> Re
     Ok(())
 }
 
-/// [`Usual::build_steps`], out of line.
-///
-/// # Safety
-/// As for [`Usual::build_steps`].
-#[inline(never)]
-unsafe fn build_steps<T: Posts>(
-    queue: &mut SendQueue<T, BlueFlame>,
-    common: &Common,
-    wr: *const ibv_send_wr,
-) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { Usual::build_steps::<T>(queue, common, wr) }
+forms! {
+    beside
+    /// [`Usual::whole`] of a request of a list, out of line.
+    ///
+    /// # Safety
+    /// As for [`Usual::whole`].
+    #[inline(never)]
+    fn build_others / build_others_newer [T: Posts](
+        queue: &mut SendQueue<T, BlueFlame>,
+        common: &Common,
+        wr: *const ibv_send_wr,
+    ) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { Usual::whole::<T, false>(queue, common, wr) }
+    }
 }
 
 /// Builds the requests of a list from `wr` on, of any form, and publishes them with those built
@@ -467,11 +403,8 @@ unsafe fn post_rest<T: Posts>(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr) -> Resu
     // SAFETY: the lock is held.
     let queue = unsafe { sends::<T>(qp) };
     let mut steps = Steps::NEW;
-    let batch = match T::IS_CONNECTED {
-        // SAFETY: the requests built so far are those at the head of the list.
-        true => unsafe { queue.batch_from(&mut steps) },
-        false => queue.batch(),
-    };
+    // SAFETY: the requests built so far are those at the head of the list.
+    let batch = unsafe { queue.batch_from(&mut steps) };
     let mut batch = batch.map_err(|reason| (wr, reason))?;
     let mut result = Ok(());
     // SAFETY: the caller's list; as promised by the program for each of them.

@@ -10,11 +10,11 @@ use uverbs::qp::{PostFlags, RunTimeOperation};
 use uverbs::qp_type::{Dci, QpType, QueuePairType, RawPacket, Rc, Uc, Ud, Xrc};
 use uverbs::raw::Batch;
 use uverbs::{Remote, Sge};
-use uverbs_mlx5::format::{Opcode, U32, WQEBB_SIZE};
+use uverbs_mlx5::format::{AtomicSegment, Opcode, U32};
 use uverbs_mlx5::mmio::BlueFlame;
 use uverbs_mlx5::send_queue::{
-    AnyAccess, AnySend, Common, Datagram, DcTarget, Header, Inline, Operation, Payload, SendQueue,
-    Steps, To, XrcTarget,
+    AnyAccess, AnySend, Common, Datagram, DcTarget, Destination, Entries, Header, Inline,
+    Operation, Payload, SendQueue, To, XrcTarget,
 };
 
 use crate::abi::{ibv_send_wr, ibv_sge, send_flags, wr_opcode};
@@ -40,8 +40,14 @@ const READ: u64 = USUAL | ACCESS;
 /// The lowest bit of the header's number of octowords.
 const OCTOWORDS: u32 = 16;
 
-/// Opcodes of `enum ibv_wr_opcode` in the table: from `IBV_WR_RDMA_WRITE` to `IBV_WR_RDMA_READ`.
-const KINDS: usize = 5;
+/// An atomic: not usual, because its header has its operands, too.
+const ATOMIC: u64 = 1 << 11;
+
+/// Opcodes of `enum ibv_wr_opcode` in the table: from `IBV_WR_RDMA_WRITE` to
+/// `IBV_WR_ATOMIC_FETCH_AND_ADD`.
+const KINDS: usize = 7;
+/// Those that may be usual: to `IBV_WR_RDMA_READ`.
+const USUAL_KINDS: usize = 5;
 
 impl Kind {
     /// Requests that this file does not build.
@@ -60,9 +66,15 @@ impl Kind {
                 (WRITE, Opcode::RDMA_WRITE_IMMEDIATE, u32::MAX)
             }
             wr_opcode::RDMA_READ if has_reads => (READ, Opcode::RDMA_READ, 0),
+            wr_opcode::ATOMIC_CMP_AND_SWP if has_reads => {
+                (ATOMIC | ACCESS, Opcode::ATOMIC_COMPARE_SWAP, 0)
+            }
+            wr_opcode::ATOMIC_FETCH_AND_ADD if has_reads => {
+                (ATOMIC | ACCESS, Opcode::ATOMIC_FETCH_ADD, 0)
+            }
             _ => return Self::UNUSUAL,
         };
-        let octowords = if form & ACCESS == 0 { 1_u64 } else { 2 };
+        let octowords = 1 + (form & ACCESS != 0) as u64 + (form & ATOMIC != 0) as u64;
         Self(form | opcode.0 as u64 | octowords << OCTOWORDS | (immediate as u64) << 32)
     }
 
@@ -80,6 +92,12 @@ impl Kind {
     #[inline(always)]
     pub(crate) fn is_usual(self) -> bool {
         self.0 & USUAL != 0
+    }
+
+    /// Whether requests of this kind are atomics.
+    #[inline(always)]
+    pub(crate) const fn is_atomic(self) -> bool {
+        self.0 & ATOMIC != 0
     }
 
     /// Whether this file builds them with inline data.
@@ -210,12 +228,10 @@ pub(crate) trait Peer: Copy {
     type Of<O: Operation>: Operation;
     /// `operation`, for this peer.
     fn with<O: Operation>(self, operation: O) -> Self::Of<O>;
-    /// Gives the request that was named last its peer. Returns `false`, with nothing changed, if
-    /// the queue has no such peers.
-    ///
-    /// # Safety
-    /// As for [`SendQueue::add_destination`].
-    unsafe fn add_to<T: Posts>(self, queue: &mut SendQueue<T, BlueFlame>, steps: &Steps) -> bool;
+    /// What a request has of it.
+    type To: Destination;
+    /// What a request has of it.
+    fn destination(self) -> Self::To;
 }
 
 /// The peer that the queue pair is connected to.
@@ -228,10 +244,9 @@ impl Peer for Connected {
     fn with<O: Operation>(self, operation: O) -> O {
         operation
     }
+    type To = ();
     #[inline(always)]
-    unsafe fn add_to<T: Posts>(self, _: &mut SendQueue<T, BlueFlame>, _: &Steps) -> bool {
-        true
-    }
+    fn destination(self) {}
 }
 
 macro_rules! named {
@@ -242,14 +257,10 @@ macro_rules! named {
             fn with<O: Operation>(self, operation: O) -> To<Self, O> {
                 To(self, operation)
             }
+            type To = Self;
             #[inline(always)]
-            unsafe fn add_to<T: Posts>(
-                self,
-                queue: &mut SendQueue<T, BlueFlame>,
-                steps: &Steps,
-            ) -> bool {
-                // SAFETY: the caller's promise is the same.
-                unsafe { queue.add_destination(steps, self) }
+            fn destination(self) -> Self {
+                self
             }
         }
     )*};
@@ -330,7 +341,7 @@ impl InC {
     #[inline(always)]
     unsafe fn of<T: Posts>(wr: *const ibv_send_wr, inline: bool) -> Option<Self> {
         // Reads are last in the table, and have no inline data.
-        let kinds = if inline { KINDS - 1 } else { KINDS };
+        let kinds = if inline { USUAL_KINDS - 1 } else { USUAL_KINDS };
         // SAFETY: the caller's promise.
         let opcode = unsafe { (*wr).opcode as usize };
         // SAFETY: as above. `num_sge` is read here, so that one instruction reads and compares it.
@@ -372,6 +383,85 @@ impl Header for InC {
     fn mode(&self) -> u32 {
         // SAFETY: a program's request.
         unsafe { (*self.wr).send_flags }
+    }
+}
+
+/// A usual request or an atomic as `ibv_send_wr`.
+struct AnyInC(InC);
+
+impl Header for AnyInC {
+    #[inline(always)]
+    fn octowords(&self) -> usize {
+        self.0.octowords()
+    }
+    #[inline(always)]
+    fn opcode(&self) -> Opcode {
+        self.0.opcode()
+    }
+    #[inline(always)]
+    fn immediate(&self) -> U32 {
+        self.0.immediate()
+    }
+    #[inline(always)]
+    fn remote(&self) -> Remote {
+        if !self.0.kind.is_atomic() {
+            return self.0.remote();
+        }
+        // SAFETY: the opcode says that this part of the union is filled.
+        let atomic = unsafe { &(*self.0.wr).wr.atomic };
+        Remote::new(atomic.remote_addr, atomic.rkey)
+    }
+    #[inline(always)]
+    fn operands(&self) -> Option<AtomicSegment> {
+        if !self.0.kind.is_atomic() {
+            return None;
+        }
+        // SAFETY: the opcode says that this part of the union is filled.
+        let atomic = unsafe { &(*self.0.wr).wr.atomic };
+        Some(match self.0.opcode() {
+            Opcode::ATOMIC_FETCH_ADD => AtomicSegment::fetch_add(atomic.compare_add),
+            _ => AtomicSegment::compare_swap(atomic.compare_add, atomic.swap),
+        })
+    }
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.0.wr_id()
+    }
+    #[inline(always)]
+    fn mode(&self) -> u32 {
+        self.0.mode()
+    }
+}
+
+/// The data of an `ibv_send_wr`.
+struct DataInC(*const ibv_send_wr);
+
+impl DataInC {
+    /// The SGE at a place.
+    #[inline(always)]
+    fn at(&self, place: usize) -> *const ibv_sge {
+        // SAFETY: a program's request.
+        unsafe { (*self.0).sg_list }.wrapping_add(place)
+    }
+}
+
+impl Entries for DataInC {
+    /// A negative number is more than any request can have.
+    #[inline(always)]
+    fn count(&self) -> usize {
+        // SAFETY: a program's request.
+        unsafe { (*self.0).num_sge as u32 as usize }
+    }
+    #[inline(always)]
+    fn sge(&self, place: usize) -> (u64, u32, u32) {
+        // SAFETY: an entry of the program's list.
+        unsafe { ibv_sge::parts(self.at(place)) }
+    }
+    #[inline(always)]
+    fn buffer(&self, place: usize) -> (*const u8, usize) {
+        // SAFETY: an entry of the program's list.
+        let sge = unsafe { &*self.at(place) };
+        (std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize)
     }
 }
 
@@ -441,95 +531,34 @@ impl Usual {
         }
     }
 
-    /// Blocks of an `ibv_send_wr`, if it is usual and has no inline data of several buffers.
-    ///
-    /// # Safety
-    /// The request is the program's, for a queue pair of type `T`.
-    #[inline(always)]
-    pub(crate) unsafe fn blocks<T: Posts>(wr: *const ibv_send_wr) -> Option<u32> {
-        // SAFETY: the caller's request, and its list of one.
-        unsafe {
-            let kind = T::KINDS.get((*wr).opcode as usize).filter(|kind| kind.is_usual())?;
-            let header = kind.octowords() + T::SERVICE.address_octowords();
-            let count = usize::try_from((*wr).num_sge).ok()?;
-            let octowords = if (*wr).send_flags & send_flags::INLINE == 0 {
-                header + count
-            } else if count == 1 {
-                header
-                    + (size_of::<u32>() + (*(*wr).sg_list).length as usize)
-                        .div_ceil(size_of::<u128>())
-            } else {
-                return None;
-            };
-            Some(octowords.div_ceil(WQEBB_SIZE / size_of::<u128>()) as u32)
-        }
-    }
-
-    /// Builds an `ibv_send_wr` in the ring after those before it, step by step as `ibv_wr_*` does,
-    /// if it is usual and the fast path has space. Returns `false`, with nothing changed, if it
-    /// cannot.
+    /// Builds an `ibv_send_wr` in the ring after those before it, if it is usual and there is
+    /// space. If it `RINGS`, nothing was built before, and the device is told. Returns `false`,
+    /// with nothing changed that counts, if it cannot.
     ///
     /// # Safety
     /// As for [`Usual::build_ring`], on a queue pair of any type.
     #[inline(always)]
-    pub(crate) unsafe fn build_steps<T: Posts>(
+    pub(crate) unsafe fn whole<T: Posts, const RINGS: bool>(
         queue: &mut SendQueue<T, BlueFlame>,
         common: &Common,
         wr: *const ibv_send_wr,
     ) -> bool {
-        // SAFETY: the caller's request. The program's promise covers what building requires.
+        // SAFETY: the caller's request, and its list. The program's promise covers what posting
+        // requires.
         unsafe {
             let Some(&kind) = T::KINDS.get((*wr).opcode as usize) else { return false };
-            let mut steps = Steps::NEW;
-            if !kind.is_usual() || !queue.name(&mut steps, common, InC { wr, kind }) {
+            if !kind.is_usual() && !kind.is_atomic() {
                 return false;
             }
             let mut address = None;
-            let is_built = T::of_request(wr, &mut address)
-                .is_some_and(|peer| peer.add_to(queue, &steps))
-                && Self::add_data(queue, common, wr);
-            if !is_built {
-                queue.take_back();
+            let Some(peer) = T::of_request(wr, &mut address) else { return false };
+            let inline = (*wr).send_flags & send_flags::INLINE != 0;
+            let header = AnyInC(InC { wr, kind });
+            let (to, data) = (peer.destination(), DataInC(wr));
+            match RINGS {
+                true => queue.post_whole(common, header, to, inline, data),
+                false => queue.build_whole(common, header, to, inline, data),
             }
-            is_built
-        }
-    }
-
-    /// Gives the request that was named the data of an `ibv_send_wr`. Returns `false`, with nothing
-    /// changed, if it cannot.
-    ///
-    /// # Safety
-    /// As for [`Usual::build_steps`].
-    #[inline(always)]
-    unsafe fn add_data<T: Posts>(
-        queue: &mut SendQueue<T, BlueFlame>,
-        common: &Common,
-        wr: *const ibv_send_wr,
-    ) -> bool {
-        // SAFETY: the caller's request, and its list.
-        unsafe {
-            let (list, count) = ((*wr).sg_list, (*wr).num_sge);
-            if (*wr).send_flags & send_flags::INLINE == 0 {
-                if count == 0 {
-                    return queue.end_request().is_ok();
-                }
-                if count == 1 {
-                    let (address, length, lkey) = ibv_sge::parts(list);
-                    return queue.add(address, length, lkey);
-                }
-                let sge = |place| {
-                    let (address, length, lkey) = ibv_sge::parts(list.add(place));
-                    Sge::new(address, length, lkey)
-                };
-                return queue.add_list::<false>(common, count as usize, sge);
-            }
-            if count != 1 {
-                return false;
-            }
-            let start = std::ptr::with_exposed_provenance((*list).addr as usize);
-            let length = (*list).length as usize;
-            queue.add_short(common, start, length)
-                || queue.add_inline::<false>(common, start, length)
         }
     }
 

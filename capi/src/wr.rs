@@ -590,7 +590,10 @@ fn table_with<T: Posts, const SENDS: bool>(qp_base: ibv_qp, locks: bool) -> ibv_
         wr_set_ud_addr: pick(set_ud_addr::<T, SENDS>, set_ud_addr_newer::<T, SENDS>),
         wr_set_xrc_srqn: pick(set_xrc_srqn::<T, SENDS>, set_xrc_srqn_newer::<T, SENDS>),
         wr_set_inline_data: pick(set_inline_data::<T, SENDS>, set_inline_data_newer::<T, SENDS>),
-        wr_set_inline_data_list: set_inline_data_list::<T, SENDS>,
+        wr_set_inline_data_list: pick(
+            set_inline_data_list::<T, SENDS>,
+            set_inline_data_list_newer::<T, SENDS>,
+        ),
         wr_set_sge: pick(set_sge::<T, SENDS>, set_sge_newer::<T, SENDS>),
         wr_set_sge_list: pick(set_sge_list::<T, SENDS>, set_sge_list_newer::<T, SENDS>),
         wr_start: match locks {

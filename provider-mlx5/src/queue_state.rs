@@ -50,7 +50,8 @@ pub(crate) use side::{NO_START, Side};
 #[inline]
 pub(crate) fn completed_counter(completed: u16, head: u32, outstanding: u32) -> Option<u32> {
     let back = u32::from((head as u16).wrapping_sub(completed));
-    (1..=outstanding).contains(&back).then(|| head.wrapping_sub(back))
+    // Neither 0 nor too many, in one comparison.
+    (back.wrapping_sub(1) < outstanding).then(|| head.wrapping_sub(back))
 }
 
 /// The block that the two sides of a QP or SRQ share. Opaque: the queues and the poller use it.

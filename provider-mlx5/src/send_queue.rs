@@ -57,7 +57,7 @@ pub use operation::*;
 pub use payload::{AtomicResult, Inline, Payload};
 pub use run_time::{RunTimeDestination, RunTimeOperation, SendRequest};
 #[doc(hidden)]
-pub use steps::{Common, Header, Named, Steps};
+pub use steps::{Common, Entries, Header, Named, Steps};
 pub use tags::{TagChange, TagError, TagRequest};
 pub use template::{Field, Template, template_blocks};
 pub use transport::*;

@@ -20,7 +20,8 @@ use crate::qp::Qp;
 use crate::wr::{self, Building};
 
 /// `ibv_post_send`.
-type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
+pub(super) type PostSend =
+    unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 
 /// The functions of a transport's send queue.
 pub(crate) struct SendTable {

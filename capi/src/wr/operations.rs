@@ -9,7 +9,7 @@ use uverbs::Remote;
 use uverbs::op::{CompareSwap, FetchAdd};
 use uverbs::qp::RunTimeOperation;
 use uverbs::qp_type::QpType;
-use uverbs_mlx5::format::{Opcode, U32};
+use uverbs_mlx5::format::{AtomicSegment, Opcode, U32};
 use uverbs_mlx5::send_queue::Header;
 
 use super::*;
@@ -41,11 +41,13 @@ unsafe fn begin_usual<T: Posts, const SENDS: bool>(
 
 /// The header of a request of a usual kind. The rest of it is what the program wrote into the
 /// `ibv_qp_ex`.
+#[derive(Clone, Copy)]
 struct InCalls {
     qp: *const ibv_qp_ex,
     kind: Kind,
     immediate: u32,
     remote: Remote,
+    operands: Option<AtomicSegment>,
 }
 
 impl Header for InCalls {
@@ -68,6 +70,10 @@ impl Header for InCalls {
     #[inline(always)]
     fn remote(&self) -> Remote {
         self.remote
+    }
+    #[inline(always)]
+    fn operands(&self) -> Option<AtomicSegment> {
+        self.operands
     }
     #[inline(always)]
     fn wr_id(&self) -> u64 {
@@ -93,11 +99,21 @@ unsafe fn name<T: Posts, const SENDS: bool>(
     remote: Option<Remote>,
 ) -> bool {
     let (kind, remote) = (Kind::of::<T>(opcode), remote.unwrap_or_default());
-    // SAFETY: the caller's promise: the steps were begun. Kinds are of the queue's service.
+    // SAFETY: the caller's promise.
+    unsafe { name_header::<T, SENDS>(qp, InCalls { qp, kind, immediate, remote, operands: None }) }
+}
+
+/// [`name`] of a request with this header.
+///
+/// # Safety
+/// As for [`name`]; the kind is of the queue's service.
+#[inline(always)]
+unsafe fn name_header<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, header: InCalls) -> bool {
+    // SAFETY: the caller's promise: the steps were begun.
     unsafe {
         let Some(queue) = queue::<T, SENDS>(qp) else { return false };
         let Building { steps, common, .. } = of(qp).1;
-        queue.name(steps, common, InCalls { qp, kind, immediate, remote })
+        queue.name(steps, common, header)
     }
 }
 
@@ -118,25 +134,65 @@ unsafe extern "C" fn begin_recorded<T: Posts, const SENDS: bool>(
     let remote = Some(Remote::new(address, rkey));
     // SAFETY: the caller's promise.
     unsafe {
+        let Some(&kind) = T::KINDS.get(opcode as usize) else { return };
+        let header =
+            InCalls { qp, kind, immediate, remote: Remote::new(address, rkey), operands: None };
+        if !is_named_after_all::<T, SENDS>(qp, || name_header::<T, SENDS>(qp, header)) {
+            record::<T, SENDS>(qp, kind, immediate, remote);
+        }
+    }
+}
+
+/// Ends what is before the next request, looks for space, and calls `name` again. Returns whether
+/// it stored the header.
+///
+/// # Safety
+/// As for [`of`].
+#[inline(always)]
+unsafe fn is_named_after_all<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    name: impl Fn() -> bool,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
         match queue::<T, SENDS>(qp).map_or(Ok(false), SendQueue::end_request) {
-            Ok(was_named)
-                if (was_named || is_reopened::<T, SENDS>(qp))
-                    && name::<T, SENDS>(qp, opcode, immediate, remote) =>
-            {
-                return;
-            }
+            Ok(was_named) if (was_named || is_reopened::<T, SENDS>(qp)) && name() => return true,
             Ok(_) => of(qp).1.detour(),
             Err(reason) => of(qp).1.fail(errno(reason)),
         }
         let building = of(qp).1;
-        if building.stage != Stage::None {
-            finish::<T, SENDS>(qp, building);
-            // A batch has looked for space.
-            if !building.has_failed && name::<T, SENDS>(qp, opcode, immediate, remote) {
-                return;
-            }
+        if building.stage == Stage::None {
+            return false;
         }
-        record::<T, SENDS>(qp, Kind::of::<T>(opcode), immediate, remote);
+        finish::<T, SENDS>(qp, building);
+        // A batch has looked for space.
+        !building.has_failed && name()
+    }
+}
+
+/// Begins an atomic.
+///
+/// # Safety
+/// As for [`of`], and the queue pair is of type `T`.
+#[inline(always)]
+unsafe fn begin_atomic<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    opcode: u32,
+    remote: Remote,
+    operands: AtomicSegment,
+    operation: RunTimeOperation<'static>,
+) {
+    let kind = Kind::of::<T>(opcode);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let is_placed = T::SERVICE.address_octowords() != 1 && remote.address % 8 == 0;
+        let header = InCalls { qp, kind, immediate: 0, remote, operands: Some(operands) };
+        let name = || name_header::<T, SENDS>(qp, header);
+        let is_named =
+            kind.is_atomic() && is_placed && (name() || is_named_after_all::<T, SENDS>(qp, name));
+        if !is_named {
+            begin::<T, SENDS>(qp, operation);
+        }
     }
 }
 
@@ -151,13 +207,7 @@ unsafe fn is_reopened<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex) -> bool {
     let (queue, building) = unsafe { (queue::<T, SENDS>(qp), of(qp).1) };
     // With data, a datagram has two blocks.
     let blocks = if T::SERVICE.address_octowords() < 3 { 1 } else { 2 };
-    queue.is_some_and(|queue| {
-        building.steps.is_straight()
-            && match queue.has_no_steps() {
-                true => queue.reopen(blocks),
-                false => queue.reopen_after_steps(blocks),
-            }
-    })
+    queue.is_some_and(|queue| building.steps.is_straight() && queue.reopen(blocks))
 }
 
 /// # Safety
@@ -271,16 +321,6 @@ macro_rules! operations {
 operations! {
     /// `ibv_wr_send_inv`.
     send_inv(rkey: u32) = RunTimeOperation::SendInvalidate(rkey);
-    /// `ibv_wr_atomic_cmp_swp`.
-    atomic_cmp_swp(rkey: u32, address: u64, compare: u64, swap: u64) =
-        RunTimeOperation::CompareSwap(CompareSwap {
-            remote: Remote::new(address, rkey),
-            compare,
-            swap,
-        });
-    /// `ibv_wr_atomic_fetch_add`.
-    atomic_fetch_add(rkey: u32, address: u64, add: u64) =
-        RunTimeOperation::FetchAdd(FetchAdd { remote: Remote::new(address, rkey), add });
     /// `ibv_wr_local_inv`, which has no data.
     local_inv(rkey: u32) = RunTimeOperation::LocalInvalidate(rkey);
 }
@@ -337,6 +377,36 @@ forms! {
             begin_usual::<T, SENDS>(qp, wr_opcode::SEND, 0, None);
         }
     }
+}
+
+/// `ibv_wr_atomic_cmp_swp`.
+pub(super) unsafe extern "C" fn atomic_cmp_swp<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    compare: u64,
+    swap: u64,
+) {
+    let remote = Remote::new(address, rkey);
+    let (opcode, operands) =
+        (wr_opcode::ATOMIC_CMP_AND_SWP, AtomicSegment::compare_swap(compare, swap));
+    let operation = RunTimeOperation::CompareSwap(CompareSwap { remote, compare, swap });
+    // SAFETY: the caller's queue pair, after start.
+    unsafe { begin_atomic::<T, SENDS>(qp, opcode, remote, operands, operation) };
+}
+
+/// `ibv_wr_atomic_fetch_add`.
+pub(super) unsafe extern "C" fn atomic_fetch_add<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    add: u64,
+) {
+    let remote = Remote::new(address, rkey);
+    let (opcode, operands) = (wr_opcode::ATOMIC_FETCH_AND_ADD, AtomicSegment::fetch_add(add));
+    let operation = RunTimeOperation::FetchAdd(FetchAdd { remote, add });
+    // SAFETY: the caller's queue pair, after start.
+    unsafe { begin_atomic::<T, SENDS>(qp, opcode, remote, operands, operation) };
 }
 
 /// `ibv_wr_send_tso`: the header is copied.

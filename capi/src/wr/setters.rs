@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 
 use uverbs::qp_type::Dci;
-use uverbs_mlx5::send_queue::{Datagram, DcTarget, Destination, XrcTarget};
+use uverbs_mlx5::send_queue::{Datagram, DcTarget, Destination, Entries, XrcTarget};
 
 use super::operations::record_named;
 use super::*;
@@ -228,7 +228,12 @@ unsafe extern "C" fn record_sge<T: Posts, const SENDS: bool>(
     address: u64,
     length: u32,
 ) {
-    // SAFETY: the caller's queue pair, after start.
+    // SAFETY: the caller's queue pair, after start. libmlx5 takes any length for the result of an
+    // atomic, which is always 8 bytes.
+    if unsafe { queue::<T, SENDS>(qp).is_some_and(|queue| queue.add_result(address, lkey)) } {
+        return;
+    }
+    // SAFETY: as above.
     let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
     if takes_data {
         building.sges[0] = Sge::new(address, length, lkey);
@@ -263,29 +268,56 @@ forms! {
         // SAFETY: the caller's queue pair, after start, and its list; what a program promises is
         // what it asks for.
         unsafe {
-            if !is_list_added::<T, SENDS, false>(qp, count, list) {
+            let data = List { count, list };
+            let queue = queue::<T, SENDS>(qp);
+            if !queue.is_some_and(|queue| queue.add_list(&of(qp).1.common, data)) {
                 record_list::<T, SENDS>(qp, count, list);
             }
         }
     }
 }
 
-/// # Safety
-/// As for [`set_sge_list`].
-#[inline(always)]
-unsafe fn is_list_added<T: Posts, const SENDS: bool, const RAISES: bool>(
-    qp: *mut ibv_qp_ex,
+/// The list of a program for `ibv_wr_set_sge_list`.
+struct List {
     count: usize,
     list: *const ibv_sge,
-) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let sge = |place| {
-            let sge = *list.add(place);
-            Sge::new(sge.addr, sge.length, sge.lkey)
-        };
-        let queue = queue::<T, SENDS>(qp);
-        queue.is_some_and(|queue| queue.add_list::<RAISES>(&of(qp).1.common, count, sge))
+}
+
+impl Entries for List {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.count
+    }
+    #[inline(always)]
+    fn sge(&self, place: usize) -> (u64, u32, u32) {
+        // SAFETY: an entry of the program's list.
+        unsafe { ibv_sge::parts(self.list.wrapping_add(place)) }
+    }
+    fn buffer(&self, _: usize) -> (*const u8, usize) {
+        (std::ptr::null(), 0)
+    }
+}
+
+/// The buffers of a program whose data is inline.
+#[derive(Clone, Copy)]
+struct Buffers {
+    count: usize,
+    list: *const ibv_data_buf,
+}
+
+impl Entries for Buffers {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.count
+    }
+    fn sge(&self, _: usize) -> (u64, u32, u32) {
+        (0, 0, 0)
+    }
+    #[inline(always)]
+    fn buffer(&self, place: usize) -> (*const u8, usize) {
+        // SAFETY: an entry of the program's list.
+        let buffer = unsafe { *self.list.add(place) };
+        (buffer.addr.cast_const().cast(), buffer.length)
     }
 }
 
@@ -297,9 +329,12 @@ unsafe fn record_list<T: Posts, const SENDS: bool>(
     count: usize,
     list: *const ibv_sge,
 ) {
-    // SAFETY: the caller's promise.
-    if unsafe { is_list_added::<T, SENDS, true>(qp, count, list) } {
-        return;
+    if count == 1 {
+        // SAFETY: the caller's promise.
+        return unsafe {
+            let (address, length, lkey) = ibv_sge::parts(list);
+            record_sge::<T, SENDS>(qp, lkey, address, length);
+        };
     }
     // SAFETY: the caller's queue pair, after start.
     let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
@@ -318,31 +353,6 @@ unsafe fn record_list<T: Posts, const SENDS: bool>(
         Ok(()) => (building.count, building.stage) = (count, Stage::Listed),
         Err(reason) => building.fail(errno(reason)),
     }
-}
-
-/// Copies inline data and records it.
-///
-/// # Safety
-/// As for [`of`]; the buffers are readable.
-#[inline(always)]
-unsafe fn set_inline<T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-    buffers: impl Iterator<Item = (*const u8, usize)>,
-) {
-    // SAFETY: the caller's promise.
-    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
-    if !takes_data {
-        return;
-    }
-    let is_usual = building.usual.kind.is_usual();
-    if !is_usual && matches!(building.operation, RunTimeOperation::Segmented { .. }) {
-        return building.fail(libc::EINVAL);
-    }
-    // SAFETY: the caller's promise.
-    if !unsafe { building.copy(buffers) } {
-        return building.fail(libc::ENOMEM);
-    }
-    building.stage = Stage::Copied;
 }
 
 forms! {
@@ -385,7 +395,7 @@ forms! {
     }
 }
 
-/// [`set_inline_data`] of data that needs more blocks.
+/// [`set_inline_data`] of data that needs more blocks, or for which space has to be looked for.
 ///
 /// # Safety
 /// As for [`set_inline_data`].
@@ -395,44 +405,61 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
     start: *const u8,
     length: usize,
 ) {
+    let buffer = ibv_data_buf { addr: start.cast_mut().cast(), length };
     // SAFETY: the caller's promise.
-    unsafe {
-        let queue = queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add_inline::<false>(&of(qp).1.common, start, length)) {
-            record_inline::<T, SENDS>(qp, start, length);
-        }
-    }
+    unsafe { set_copied::<T, SENDS>(qp, Buffers { count: 1, list: &raw const buffer }) };
 }
 
+/// Copies data into the request in the ring, or records it.
+///
 /// # Safety
-/// As for [`set_inline`].
-#[inline(never)]
-unsafe extern "C" fn record_inline<T: Posts, const SENDS: bool>(
-    qp: *mut ibv_qp_ex,
-    start: *const u8,
-    length: usize,
-) {
+/// As for [`set_inline_data`].
+#[inline(always)]
+unsafe fn set_copied<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, data: Buffers) {
     // SAFETY: the caller's promise.
     unsafe {
         let queue = queue::<T, SENDS>(qp);
-        if !queue.is_some_and(|queue| queue.add_inline::<true>(&of(qp).1.common, start, length)) {
-            set_inline::<T, SENDS>(qp, std::iter::once((start, length)));
+        if !queue.is_some_and(|queue| queue.add_copied(&of(qp).1.common, data)) {
+            record_inline::<T, SENDS>(qp, data.count, data.list);
         }
     }
 }
 
-/// `ibv_wr_set_inline_data_list`.
-pub(super) unsafe extern "C" fn set_inline_data_list<T: Posts, const SENDS: bool>(
+/// Copies inline data and records it.
+///
+/// # Safety
+/// As for [`set_inline_data_list`].
+#[inline(never)]
+unsafe fn record_inline<T: Posts, const SENDS: bool>(
     qp: *mut ibv_qp_ex,
     count: usize,
     list: *const ibv_data_buf,
 ) {
-    // SAFETY: the caller's queue pair, after start, its list, and the bytes that it names.
-    unsafe {
-        let buffers = (0..count).map(|place| {
-            let buffer = *list.add(place);
-            (buffer.addr.cast_const().cast(), buffer.length)
-        });
-        set_inline::<T, SENDS>(qp, buffers);
+    let data = Buffers { count, list };
+    // SAFETY: the caller's promise.
+    let (takes_data, building) = unsafe { (takes_data::<T, SENDS>(qp), of(qp).1) };
+    if !takes_data {
+        return;
+    }
+    let is_usual = building.usual.kind.is_usual();
+    if !is_usual && matches!(building.operation, RunTimeOperation::Segmented { .. }) {
+        return building.fail(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    if !unsafe { building.copy((0..count).map(|place| data.buffer(place))) } {
+        return building.fail(libc::ENOMEM);
+    }
+    building.stage = Stage::Copied;
+}
+
+forms! {
+    /// `ibv_wr_set_inline_data_list`.
+    pub(super) fn set_inline_data_list / set_inline_data_list_newer [T: Posts, const SENDS: bool](
+        qp: *mut ibv_qp_ex,
+        count: usize,
+        list: *const ibv_data_buf,
+    ) {
+        // SAFETY: the caller's queue pair, after start, its list, and the bytes that it names.
+        unsafe { set_copied::<T, SENDS>(qp, Buffers { count, list }) };
     }
 }

@@ -423,6 +423,16 @@ impl Destination for DcTarget<'_> {
     }
 }
 
+/// None: the peer that the queue is connected to.
+impl Destination for () {
+    type Held = Self;
+    const OCTOWORDS: usize = 0;
+    #[inline(always)]
+    fn octoword(&self, _: usize) -> Octoword {
+        [0; 2]
+    }
+}
+
 impl Destination for XrcTarget {
     type Held = Self;
     const OCTOWORDS: usize = 1;

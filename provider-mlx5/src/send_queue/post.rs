@@ -194,7 +194,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return true;
         }
         crate::hint::cold_path();
-        self.reopen_for(blocks as u32)
+        self.reopen(blocks as u32)
     }
 
     /// [`SendQueue::post_promised`] of any data, and where space has to be looked for: a program

@@ -14,7 +14,7 @@ use super::wide::{
     Wide, WideBlock, copy_ends, copy_few, copy_request, few_rounds, narrow, or, store_block, wide,
 };
 use super::{Block, Operation, SendQueue, Template, Transport, place};
-use crate::format::{ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
+use crate::format::{AtomicSegment, ControlSegment, Fence, INLINE_FLAG, MAX_DS, WQEBB_SIZE};
 use crate::memory::DmaMemory;
 use crate::mmio::Register;
 use crate::queue_error::QueueError;
@@ -278,6 +278,9 @@ impl Next {
                 let remote = block.cast::<Octoword>().add(1 + destination);
                 remote.write(header.remote().octoword());
             }
+            if let Some(operands) = header.operands() {
+                block.cast::<AtomicSegment>().add(2 + destination).write(operands);
+            }
         }
         block.cast()
     }
@@ -287,7 +290,7 @@ impl Next {
     /// # Safety
     /// Its block is free.
     #[inline(always)]
-    unsafe fn enter_id(&self, header: &impl Header) {
+    pub(super) unsafe fn enter_id(&self, header: &impl Header) {
         // SAFETY: the table has an entry for each block.
         unsafe { (*self.entry).store(header.wr_id(), Ordering::Relaxed) };
     }
@@ -508,10 +511,11 @@ impl SendRing {
     }
 
     /// Length in blocks of the request at counter `index`, from its control segment.
+    #[inline(always)]
     pub(super) fn blocks_at(&self, index: u32) -> u32 {
         // SAFETY: as in `control_at`.
-        let ds = unsafe { self.block(index).cast::<u8>().add(7).read() } & MAX_DS;
-        u32::from(ds).div_ceil(4)
+        let ds = unsafe { self.block(index).cast::<u8>().add(7).read() };
+        (u32::from(ds) & u32::from(MAX_DS)).div_ceil(4)
     }
 
     /// Enters the id of the request of `blocks` blocks at counter `start`, and marks its other

@@ -177,17 +177,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         (self.bound.wrapping_sub(head) as i32).max(0) as u32
     }
 
-    /// Whether so many blocks may be filled at a counter, before the ring's end.
-    #[inline(always)]
-    pub(super) fn has_blocks(&mut self, head: u32, blocks: u32) -> bool {
-        let is_free = |queue: &Self| queue.free_at(head) >= blocks;
-        !self.stale
-            && self.ring.before_end(head) >= blocks
-            && (is_free(self) || self.retire() && is_free(self))
-    }
-
     /// Requests that may be posted at a counter, as far as the tail is known.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn requests_left(&mut self, head: u32) -> u32 {
         let is_past = (self.counted.end.wrapping_sub(head) as i32) > 0;
         if is_past {
@@ -283,8 +274,10 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.next.has(1)
     }
 
-    /// Opens the fast path for one request of at most `blocks` blocks, where there is space now
-    /// because requests have completed. Returns whether it did.
+    /// Opens the fast path for one request of `blocks` blocks, where there is space: requests have
+    /// completed, or those before have fewer blocks than they might. Requests that were built step
+    /// by step and not published may be before it; the last of them has its data. Returns whether
+    /// it did.
     ///
     /// Then [`recompute_fast_limit`](Self::recompute_fast_limit) has to follow, unless a request of
     /// exactly `blocks` blocks was posted, or a request was built step by step: the path stays open
@@ -292,79 +285,51 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     #[doc(hidden)]
     #[inline(never)]
     pub fn reopen(&mut self, blocks: u32) -> bool {
-        self.open_again(1, blocks, true)
-    }
-
-    /// Opens the fast path for one request of `blocks` blocks, where there is space now because
-    /// requests have completed. Returns whether it did.
-    #[inline(never)]
-    pub(super) fn reopen_for(&mut self, blocks: u32) -> bool {
-        self.open_again(blocks, blocks, false)
-    }
-
-    /// [`reopen`](Self::reopen), if a request of `least` blocks has space. If it `counts`, that is
-    /// also where no request has completed, but those before had fewer blocks than they might.
-    #[inline(always)]
-    fn open_again(&mut self, least: u32, blocks: u32, counts: bool) -> bool {
-        let Self { unpublished, fence, stale, .. } = *self;
-        let is_closed = self.batch_start.is_open | (unpublished != 0) | (fence != 0) | stale;
+        let Self { unpublished, fence, .. } = *self;
+        let is_closed = self.batch_start.is_open | (unpublished != 0) | (fence != 0);
         if is_closed || !self.posts_directly() {
             return false;
         }
-        let has_news =
-            self.retire() || self.starts_lap(least) || counts && self.requests_open(self.head) == 0;
-        if !has_news {
-            return false;
+        let head = self.counter_at(self.next.at);
+        if self.ring.is_start(head) {
+            // The path ends with the ring.
+            if head != self.head {
+                return false;
+            }
+            self.next = self.ring.next(head, 0);
+            self.batch_start.high = high(head);
         }
-        if self.requests_open(self.head) == 0 {
-            self.count(self.head);
-        }
-        let open = self.open_from(self.head, blocks);
-        let has_space = (self.requests_open(self.head) > 0) & (open >= least);
-        if has_space {
-            self.open_next(open);
-        }
-        has_space
+        self.open(head, self.next.at, blocks)
     }
 
-    /// [`reopen`](Self::reopen) where requests were built step by step since the last were
-    /// published, and the last of them has its data.
-    #[doc(hidden)]
-    #[inline(never)]
-    pub fn reopen_after_steps(&mut self, blocks: u32) -> bool {
-        let head = self.counter_at(self.next.at());
-        // At the ring's start the fast path is not there yet.
-        if self.batch_start.is_open || self.stale || self.ring.is_start(head) {
-            return false;
-        }
+    /// Opens the fast path up to the end of a request of `blocks` blocks at a counter, at least.
+    /// `at` is [`Next::at`] there. Returns whether the blocks are free, and one request more may be
+    /// posted.
+    #[inline(always)]
+    pub(super) fn open(&mut self, head: u32, at: usize, blocks: u32) -> bool {
         self.retire();
         if self.requests_open(head) == 0 {
-            self.count(head);
+            // Out of line, so that no register has to be saved where nothing is counted.
+            return self.count_and_open(head, at, blocks);
         }
-        let open = if self.requests_open(head) > 0 { self.open_from(head, blocks) } else { 0 };
-        if open > 0 {
-            self.next.limit = self.next.at + open as usize * WQEBB_SIZE;
-        }
-        open > 0
+        self.open_counted(head, at, blocks)
     }
 
-    /// Whether the ring's end alone may have closed the fast path for a request of `blocks` blocks.
-    #[inline(always)]
-    fn starts_lap(&self, blocks: u32) -> bool {
-        self.ring.is_start(self.head) && self.free_at(self.head) >= blocks
+    #[inline(never)]
+    fn count_and_open(&mut self, head: u32, at: usize, blocks: u32) -> bool {
+        self.count(head);
+        self.requests_open(head) > 0 && self.open_counted(head, at, blocks)
     }
 
-    /// Opens the closed fast path at the head for so many blocks. Only at the ring's start is it
-    /// not there yet.
+    /// [`SendQueue::open`] at a counter at which a request may be posted.
     #[inline(always)]
-    fn open_next(&mut self, open: u32) {
-        if self.ring.is_start(self.head) {
-            self.next = self.ring.next(self.head, open);
-            self.batch_start.high = high(self.head);
-        } else {
-            debug_assert_eq!(self.next.at, self.ring.next(self.head, 0).at);
-            self.next.limit = self.next.at + open as usize * WQEBB_SIZE;
+    fn open_counted(&mut self, head: u32, at: usize, blocks: u32) -> bool {
+        let open = self.open_from(head, blocks);
+        let has_space = !self.stale & (open >= blocks);
+        if has_space {
+            self.next.limit = at + open as usize * WQEBB_SIZE;
         }
+        has_space
     }
 
     /// The fast path of a batch that is at [`Next::at`], with space for a request of `blocks`
@@ -450,11 +415,18 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         is_outstanding
     }
 
+    /// Takes the requests from the tail to `end` off those that were counted.
+    #[inline(never)]
+    fn count_retired(&mut self, end: u32) {
+        let retired = self.requests_in(self.tail, end);
+        self.counted.requests = self.counted.requests.saturating_sub(retired);
+    }
+
+    #[inline(always)]
     fn move_tail(&mut self, end: u32) {
         let is_counted = (self.counted.end.wrapping_sub(end) as i32) > 0;
         if is_counted {
-            let retired = self.requests_in(self.tail, end);
-            self.counted.requests = self.counted.requests.saturating_sub(retired);
+            self.count_retired(end);
         } else {
             self.counted = Counted::up_to(end);
         }

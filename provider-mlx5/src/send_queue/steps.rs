@@ -14,20 +14,22 @@
 #![allow(unsafe_code)]
 
 mod state;
+mod whole;
 
 use core::mem::replace;
 
 pub use state::{Common, Header, Named, Steps};
+pub use whole::Entries;
 
 use super::payload::{Inline, Payload, segment_octowords};
 use super::ring::{Next, write_inline, write_sge};
-use super::wide::{Wide, copy_in_pairs, wide};
+use super::wide::{Wide, copy_in_pairs, few_rounds, wide};
 use super::{Batch, Block, Destination, SendQueue, Transport};
 use crate::barrier;
 use crate::doorbell::Plain;
 use crate::format::{AddressVector, MAX_DS, Opcode, U32, WQEBB_SIZE, XrcSegment};
 use crate::mmio::BlueFlame;
-use crate::request::{Octoword, PostError, PostFlags, Remote, Sge};
+use crate::request::{Octoword, PostError, PostFlags, Remote};
 use crate::sync::Ordering;
 
 /// Bytes in a control segment: the opcode's, the length's, and that of the flags.
@@ -46,10 +48,13 @@ const NAMED: usize = 1 << 30;
 /// Flag of [`Next::at`] while the request that was named last lacks its destination. It is above
 /// every limit, too.
 const LACKS_DESTINATION: usize = 1 << 29;
+/// Flag of [`Next::at`] while the request that was named last is an atomic without a buffer for its
+/// result. It stands for [`NAMED`], so that no other data is added, and is above every limit, too.
+const LACKS_RESULT: usize = 1 << 28;
 /// The length of the header in [`Next::at`].
 const HEADER: usize = 3 * 16;
 /// The bits of [`Next::at`] that stay when the request is complete.
-const PLACE: usize = (LACKS_DESTINATION - 1) & !(WQEBB_SIZE - 1);
+const PLACE: usize = (LACKS_RESULT - 1) & !(WQEBB_SIZE - 1);
 
 impl Next {
     /// Where the data of the request that was named goes. `at` is [`Next::at`], `header` the bytes
@@ -117,6 +122,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// is the queue's.
     #[inline(always)]
     pub unsafe fn name(&mut self, steps: &mut Steps, common: &Common, header: impl Header) -> bool {
+        if header.operands().is_some() && Self::DESTINATION == 1 {
+            // The result's buffer is in another block.
+            return false;
+        }
         let next = &mut self.next;
         if !next.has(if Self::IS_LONG { 2 } else { 1 }) {
             return false;
@@ -136,7 +145,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             let entry = (&raw const next.entry).read_volatile().wrapping_sub(1);
             (*entry).store(wr_id, Ordering::Relaxed);
         }
-        let flags = if Self::DESTINATION > 0 { NAMED | LACKS_DESTINATION } else { NAMED };
+        let named = if header.operands().is_some() { LACKS_RESULT } else { NAMED };
+        let flags = if Self::DESTINATION > 0 { named | LACKS_DESTINATION } else { named };
         next.at = next.at.wrapping_add(flags + WQEBB_SIZE + 16 * octowords);
         true
     }
@@ -209,6 +219,30 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
                 length,
                 lkey,
             );
+            if Self::IS_LONG {
+                self.end_after(at, 2);
+                return true;
+            }
+        }
+        self.next.at = at & Self::KEPT;
+        true
+    }
+
+    /// Gives the atomic that was named the buffer of its result, of 8 bytes. `false`, and nothing
+    /// has changed, if there is none.
+    ///
+    /// # Safety
+    /// As for [`SendQueue::add`].
+    #[inline(always)]
+    pub unsafe fn add_result(&mut self, address: u64, lkey: u32) -> bool {
+        let at = self.next.at;
+        if at & LACKS_RESULT == 0 {
+            return false;
+        }
+        // SAFETY: as in `add`.
+        unsafe {
+            let to = self.next.named(at).byte_add(HEADER + 16 * Self::DESTINATION);
+            write_sge(to, address, 8, lkey);
             if Self::IS_LONG {
                 self.end_after(at, 2);
                 return true;
@@ -313,22 +347,20 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Gives the request that was named data that is copied. `false`, and nothing has changed, if
-    /// there is none, or a batch has to do it. If it `RAISES`, it goes beyond the fast limit where
-    /// blocks are free: with that, callers that have space save more registers.
+    /// Gives the request that was named the data of buffers that are copied, of any length. `false`,
+    /// and nothing has changed, if there is none, or a batch has to do it.
     ///
     /// # Safety
-    /// As for [`SendQueue::add_short`].
+    /// As for [`SendQueue::name`]; the buffers are readable.
     #[inline(always)]
-    pub unsafe fn add_inline<const RAISES: bool>(
-        &mut self,
-        common: &Common,
-        start: *const u8,
-        length: usize,
-    ) -> bool {
-        let at = self.next.at;
+    pub unsafe fn add_copied(&mut self, common: &Common, data: impl Entries) -> bool {
+        let (at, count) = (self.next.at, data.count());
+        if at & NAMED == 0 || count > MAX_DS as usize {
+            return false;
+        }
+        let length = whole::length_of(count, |place| data.buffer(place));
         // Neither empty nor too long, in one comparison.
-        if at & NAMED == 0 || length.wrapping_sub(1) >= common.max_inline {
+        if length.wrapping_sub(1) >= common.max_inline {
             return false;
         }
         let header = Self::header(at) + 16 * Self::DESTINATION;
@@ -336,45 +368,40 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // SAFETY: the request was built here; the length was compared, so there are free blocks for
         // all data.
         unsafe {
-            if Self::may_read(block) || !self.extend::<RAISES>(octowords) {
+            if Self::may_read(block) || !self.extend(octowords) {
                 return false;
             }
-            let data = core::slice::from_raw_parts(start, length);
             let to = block.byte_add(header);
-            Inline(data).store(to, segment_octowords(length), 1, MAX_DS as usize);
+            whole::write_buffers(to, length, count, |place| data.buffer(place));
             set_length(block, octowords);
         }
         true
     }
 
-    /// Gives the request that was named a list of SGEs: as many as `count` says, which `sge`
-    /// gives by their places. `false`, and nothing has changed that counts, if there is none, or a
-    /// batch has to do it. `RAISES` as for [`SendQueue::add_inline`].
+    /// Gives the request that was named a list of SGEs. `false`, and nothing has changed that
+    /// counts, if there is none, or a batch has to do it.
     ///
     /// # Safety
     /// As for [`SendQueue::name`], and as for [`SendQueue::post`].
     #[inline(always)]
-    pub unsafe fn add_list<const RAISES: bool>(
-        &mut self,
-        common: &Common,
-        count: usize,
-        sge: impl Fn(usize) -> Sge,
-    ) -> bool {
-        let at = self.next.at;
+    pub unsafe fn add_list(&mut self, common: &Common, data: impl Entries) -> bool {
+        let (at, count) = (self.next.at, data.count());
         if at & NAMED == 0 || count.wrapping_sub(1) >= common.max_sge as usize {
             return false;
         }
-        if !(0..count).all(|place| sge(place).is_usual()) {
+        if !(0..count).all(|place| data.sge(place).1 as i32 > 0) {
             return false;
         }
         let (block, before) = (self.next.named(at), Self::DESTINATION + Self::header(at) / 16);
         // SAFETY: the request was built here; so there are free blocks for all SGEs.
         unsafe {
-            if !self.extend::<RAISES>(before + count) {
+            if !self.extend(before + count) {
                 return false;
             }
             for place in 0..count {
-                block.add(before + place).write(wide(sge(place).octoword()));
+                few_rounds();
+                let (address, length, lkey) = data.sge(place);
+                write_sge(block.add(before + place), address, length, lkey);
             }
             set_length(block, before + count);
         }
@@ -386,13 +413,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// it did.
     #[inline(never)]
     fn raise_limit(&mut self, behind: usize) -> bool {
-        let start = self.counter_at((self.next.at & PLACE) - WQEBB_SIZE);
-        let blocks = self.counter_at(behind).wrapping_sub(start);
-        let is_free = self.has_blocks(start, blocks);
-        if is_free {
-            self.next.limit = behind;
-        }
-        is_free
+        let start = (self.next.at & PLACE) - WQEBB_SIZE;
+        self.open(self.counter_at(start), start, ((behind - start) / WQEBB_SIZE) as u32)
     }
 
     /// Lowers the fast limit to what the requests so far leave: the request that was named last,
@@ -405,12 +427,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     }
 
     /// Ends the request that was named, which has one block, at `octowords` octowords. `false`, and
-    /// nothing has changed, if that is beyond the fast limit.
+    /// nothing has changed, if there are no free blocks for it.
     ///
     /// # Safety
     /// As for [`SendQueue::add_short`].
     #[inline(always)]
-    unsafe fn extend<const RAISES: bool>(&mut self, octowords: usize) -> bool {
+    unsafe fn extend(&mut self, octowords: usize) -> bool {
         let at = self.next.at & Self::KEPT;
         if octowords <= 4 {
             self.next.at = at;
@@ -418,8 +440,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         }
         let blocks = octowords.div_ceil(4);
         let behind = at + (blocks - 1) * WQEBB_SIZE;
-        let is_beyond = behind & PLACE > self.next.limit;
-        if is_beyond && !(RAISES && self.raise_limit(behind & PLACE)) {
+        if behind & PLACE > self.next.limit && !self.raise_limit(behind & PLACE) {
             return false;
         }
         let entry = self.next.entry.wrapping_sub(1);
@@ -728,13 +749,13 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
 
     /// Publishes what was built, if it is one request that the register takes, if it takes any.
     /// `false`, and nothing is published, otherwise. A request that was named has no data then,
-    /// unless it lacks its destination.
+    /// unless it is not complete.
     ///
     /// # Safety
     /// As for [`SendQueue::publish_short`].
     #[inline(always)]
     pub unsafe fn publish_long(&mut self) -> bool {
-        if self.lacks_destination() {
+        if self.is_incomplete() {
             return false;
         }
         if self.next.at & NAMED != 0 {
@@ -755,15 +776,14 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Publishes what was built. `false` if that is nothing, or the last request lacks its
-    /// destination.
+    /// Publishes what was built. `false` if that is nothing, or the last request is not complete.
     ///
     /// # Safety
     /// As for [`SendQueue::publish_short`]; no request was named that has no data yet.
     #[inline(always)]
     pub unsafe fn publish_steps(&mut self) -> bool {
         let built = self.built();
-        if built == 0 || self.lacks_destination() {
+        if built == 0 || self.is_incomplete() {
             return false;
         }
         // By the first bytes of the last request.

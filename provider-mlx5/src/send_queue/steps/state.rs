@@ -7,8 +7,8 @@ use super::super::encode::{mode_word, second_word};
 use super::super::payload::PREFIX;
 use super::super::wide::{Wide, narrow};
 use super::super::{SendQueue, Service, Transport};
-use super::{LACKS_DESTINATION, PLACE};
-use crate::format::{AddressVector, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
+use super::{LACKS_DESTINATION, LACKS_RESULT, PLACE};
+use crate::format::{AddressVector, AtomicSegment, MAX_READ_SGE, Opcode, U32, WQEBB_SIZE};
 use crate::mmio::BlueFlame;
 use crate::request::{PostError, PostFlags, Remote};
 
@@ -83,6 +83,13 @@ impl Common {
         Some(beyond / 16 + short(destination) / 16 + 1)
     }
 
+    /// The first half of the control segment of a request of so many octowords, without its first
+    /// word.
+    #[inline(always)]
+    pub(in crate::send_queue) fn half(&self, octowords: usize) -> u64 {
+        self.number | second_word(octowords as u32)
+    }
+
     /// The second half of a request's control segment.
     #[inline(always)]
     pub(in crate::send_queue) fn mode(&self, header: &impl Header) -> u64 {
@@ -110,8 +117,8 @@ pub struct Steps {
 /// The operation of a request: a message, or an access to remote memory. Each part is read where it
 /// is stored, so that few of them need a register at a time.
 pub trait Header {
-    /// Octowords without the destination: 1, or 2 with a remote address. No other number is
-    /// written.
+    /// Octowords without the destination: 1, 2 with a remote address, or 3 with an atomic's
+    /// operands behind that.
     fn octowords(&self) -> usize;
     /// Whether there may be a remote address.
     fn may_have_remote(&self) -> bool {
@@ -123,6 +130,11 @@ pub trait Header {
     fn immediate(&self) -> U32;
     /// The remote memory; ignored if the header has one octoword.
     fn remote(&self) -> Remote;
+    /// The operands of an atomic; none of other operations.
+    #[inline(always)]
+    fn operands(&self) -> Option<AtomicSegment> {
+        None
+    }
     /// Comes back in the completion.
     fn wr_id(&self) -> u64;
     /// An index of the flags that [`SendQueue::common`] was given; the lowest byte counts.
@@ -222,25 +234,27 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     /// Ends the request that was named last. Returns whether it had no data yet; it stays without.
     ///
     /// # Errors
-    /// [`PostError::BadDestination`] if it lacks its destination. It counts as built nevertheless;
-    /// the batch that has it must be aborted.
+    /// [`PostError::BadDestination`] if it lacks its destination, [`PostError::BadAtomic`] if it is
+    /// an atomic without a buffer for its result. It counts as built nevertheless; the batch that
+    /// has it must be aborted.
     pub fn end_request(&mut self) -> Result<bool, PostError> {
         let was_named = self.end_named();
-        if !self.lacks_destination() {
+        if !self.is_incomplete() {
             return Ok(was_named);
         }
-        self.next.at &= !LACKS_DESTINATION;
-        Err(PostError::BadDestination)
+        let lacks_result = self.next.at & LACKS_RESULT != 0;
+        self.next.at &= PLACE;
+        Err(if lacks_result { PostError::BadAtomic } else { PostError::BadDestination })
     }
 
-    /// Whether the request that was named last lacks its destination.
+    /// Whether the request that was named last lacks its destination, or its result's buffer.
     #[inline(always)]
-    pub(super) fn lacks_destination(&self) -> bool {
-        Self::DESTINATION > 0 && self.next.at & LACKS_DESTINATION != 0
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.next.at & (LACKS_DESTINATION | LACKS_RESULT) != 0
     }
 
     /// Closes this path until a batch has said where it ended. A request that was named has no data
-    /// then. If it lacks its destination, [`SendQueue::batch_from`] says so.
+    /// then. If it is not complete, [`SendQueue::batch_from`] says so.
     pub fn close_steps(&mut self, steps: &mut Steps) {
         self.end_named();
         if !steps.is_closed {

@@ -57,7 +57,8 @@ impl Tried for Rc {
             RcKind::ReadSges => v.visit(Read(remote), sges),
             RcKind::SendImmediate => v.visit(SendImmediate(Immediate::from_u32(number)), sge),
             RcKind::FetchAdd => {
-                v.visit(FetchAdd { remote, add: 3 }, AtomicResult { address: 8, lkey: 3 })
+                let (address, lkey) = (request.result[0].address(), request.result[0].lkey());
+                v.visit(FetchAdd { remote, add: 3 }, AtomicResult { address, lkey })
             }
             RcKind::LocalInvalidate => v.visit(LocalInvalidate(number), ()),
             RcKind::BindWindow => v.visit(bind(number), ()),
@@ -91,6 +92,7 @@ impl Tried for Rc {
             RcKind::WriteSge => {
                 StepForm::write(remote, Data::Sges(std::slice::from_ref(&request.sge)))
             }
+            RcKind::FetchAdd => StepForm::fetch_add(remote, 3, &request.result),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use uverbs_mlx5::format::{AddressVector, Opcode};
+use uverbs_mlx5::format::{AddressVector, AtomicSegment, Opcode};
 use uverbs_mlx5::request::{PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     Carries, Datagram, Inline, Operation, Payload, RunTimeDestination, RunTimeOperation,
@@ -75,16 +75,24 @@ pub(super) enum Data<'a> {
 pub(super) struct StepForm<'a> {
     pub(super) opcode: Opcode,
     pub(super) remote: Option<Remote>,
+    /// Of an atomic.
+    pub(super) operands: Option<AtomicSegment>,
     pub(super) data: Data<'a>,
 }
 
 impl<'a> StepForm<'a> {
     pub(super) fn send(data: Data<'a>) -> Option<Self> {
-        Some(Self { opcode: Opcode::SEND, remote: None, data })
+        Some(Self { opcode: Opcode::SEND, remote: None, operands: None, data })
     }
 
     pub(super) fn write(remote: Remote, data: Data<'a>) -> Option<Self> {
-        Some(Self { opcode: Opcode::RDMA_WRITE, remote: Some(remote), data })
+        Some(Self { opcode: Opcode::RDMA_WRITE, remote: Some(remote), operands: None, data })
+    }
+
+    pub(super) fn fetch_add(remote: Remote, addend: u64, result: &'a [Sge]) -> Option<Self> {
+        let (opcode, data) = (Opcode::ATOMIC_FETCH_ADD, Data::Sges(result));
+        let operands = Some(AtomicSegment::fetch_add(addend));
+        Some(Self { opcode, remote: Some(remote), operands, data })
     }
 }
 
@@ -103,6 +111,8 @@ pub(super) struct RandomRequest<K> {
     data_sge: [Sge; 1],
     /// The SGE of kinds that have exactly one.
     pub(super) sge: Sge,
+    /// The buffer of an atomic's result.
+    pub(super) result: [Sge; 1],
     /// The SGEs of the other kinds, up to the queue's `max_sge`; some are empty.
     pub(super) sges: Vec<Sge>,
     pub(super) remote: Remote,
@@ -132,6 +142,7 @@ impl<K: Copy> RandomRequest<K> {
             data,
             sge: Sge::new(0x1234, number, 9),
             sges,
+            result: [Sge::new(8, 8, 3)],
             remote,
             number,
             av: AddressVector::default().for_datagram(number, 7),

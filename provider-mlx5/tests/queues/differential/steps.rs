@@ -1,9 +1,9 @@
 //! Requests that are built step by step, as `ibv_wr_*` does, with batches for what steps cannot
 //! build.
 
-use uverbs_mlx5::format::{Opcode, U32};
+use uverbs_mlx5::format::{AtomicSegment, Opcode, U32};
 use uverbs_mlx5::request::{PostFlags, Remote, Sge};
-use uverbs_mlx5::send_queue::{Common, Datagram, Header, SendQueue, Steps};
+use uverbs_mlx5::send_queue::{Common, Datagram, Entries, Header, SendQueue, Steps};
 
 use super::builds::build;
 use super::model::Draft;
@@ -24,11 +24,21 @@ struct Planned<K> {
 struct Choice(usize);
 
 impl Choice {
-    const COUNT: usize = 8;
+    const COUNT: usize = 10;
 
     /// One call builds the request, if its service needs no destination.
     fn is_whole(self) -> bool {
         self.0 == 0
+    }
+
+    /// One call builds any request, and looks for space before a batch does.
+    fn is_whole_of_any(self) -> bool {
+        self.0 >= 8
+    }
+
+    /// Data that is copied is in so many buffers.
+    fn buffers(self) -> usize {
+        if self.0 % 2 == 0 { 1 } else { 3 }
     }
 
     /// The destination is set before the data.
@@ -107,8 +117,19 @@ impl<'q, T: Tried> Program<'q, T> {
     fn build_in_steps(&mut self, request: &RequestOf<T>, choice: Choice) -> bool {
         let Some(form) = T::step_form(request) else { return false };
         let header = StepHeader { form, wr_id: request.wr_id, flags: request.flags };
-        if choice.is_whole() && T::destination(request).is_none() {
+        if choice.is_whole() && T::destination(request).is_none() && form.operands.is_none() {
             return self.build_whole(header, &request.data);
+        }
+        if choice.is_whole_of_any() {
+            let data = Listed::of(form.data, &request.data, choice);
+            let (queue, common, inline) = (&mut *self.queue, &self.common, data.is_copied());
+            // SAFETY: as below.
+            return unsafe {
+                match T::destination(request) {
+                    Some(to) => queue.build_whole(common, header, to, inline, data),
+                    None => queue.build_whole(common, header, (), inline, data),
+                }
+            };
         }
         // SAFETY: the program's steps are in order; the service has the operation, and no device
         // reads the data.
@@ -132,11 +153,7 @@ impl<'q, T: Tried> Program<'q, T> {
     /// blocks.
     fn is_reopened(&mut self, is_datagram: bool) -> bool {
         let blocks = if is_datagram { 2 } else { 1 };
-        self.steps.is_straight()
-            && match self.queue.has_no_steps() {
-                true => self.queue.reopen(blocks),
-                false => self.queue.reopen_after_steps(blocks),
-            }
+        self.steps.is_straight() && self.queue.reopen(blocks)
     }
 
     /// Builds a request by one call, which inline data and one SGE have.
@@ -165,7 +182,7 @@ impl<'q, T: Tried> Program<'q, T> {
             self.set_destination(destination);
         }
         let is_added = match data {
-            Data::Inline => self.add_inline(&request.data),
+            Data::Inline => self.add_inline(&request.data, choice),
             Data::Sges(sges) => self.add_sges(sges),
         };
         if is_added && !is_first {
@@ -183,14 +200,15 @@ impl<'q, T: Tried> Program<'q, T> {
     }
 
     /// From the call for short data to that for any.
-    fn add_inline(&mut self, data: &[u8]) -> bool {
+    fn add_inline(&mut self, data: &[u8], choice: Choice) -> bool {
+        let list = Listed::of(Data::Inline, data, choice);
         let (queue, common) = (&mut *self.queue, &self.common);
         let (start, length) = (data.as_ptr(), data.len());
         // SAFETY: as in `build_in_steps`; the data is there.
         unsafe {
             queue.add_short(common, start, length)
                 || queue.add_longer(common, start, length)
-                || queue.add_inline::<true>(common, start, length)
+                || queue.add_copied(common, list)
         }
     }
 
@@ -198,8 +216,12 @@ impl<'q, T: Tried> Program<'q, T> {
         // SAFETY: as in `build_in_steps`.
         unsafe {
             match sges {
-                [sge] => self.queue.add(sge.address(), sge.length(), sge.lkey()),
-                list => self.queue.add_list::<true>(&self.common, list.len(), |i| list[i]),
+                // The result of an atomic, or data.
+                [sge] => {
+                    self.queue.add_result(sge.address(), sge.lkey())
+                        || self.queue.add(sge.address(), sge.length(), sge.lkey())
+                }
+                list => self.queue.add_list(&self.common, Listed { sges: list, buffers: vec![] }),
             }
         }
     }
@@ -257,6 +279,47 @@ impl<'q, T: Tried> Program<'q, T> {
     }
 }
 
+/// The data of a request as a list.
+struct Listed<'a> {
+    sges: &'a [Sge],
+    buffers: Vec<&'a [u8]>,
+}
+
+impl<'a> Listed<'a> {
+    fn of(data: Data<'a>, bytes: &'a [u8], choice: Choice) -> Self {
+        match data {
+            Data::Sges(sges) => Self { sges, buffers: vec![] },
+            Data::Inline => {
+                // The first one is empty if there are few bytes.
+                let (first, rest) = bytes.split_at(bytes.len() / choice.buffers());
+                let (second, third) = rest.split_at(rest.len() / choice.buffers());
+                let buffers =
+                    if choice.buffers() == 1 { vec![bytes] } else { vec![first, second, third] };
+                Self { sges: &[], buffers }
+            }
+        }
+    }
+
+    fn is_copied(&self) -> bool {
+        !self.buffers.is_empty()
+    }
+}
+
+impl Entries for Listed<'_> {
+    fn count(&self) -> usize {
+        self.sges.len().max(self.buffers.len())
+    }
+
+    fn sge(&self, place: usize) -> (u64, u32, u32) {
+        let sge = self.sges[place];
+        (sge.address(), sge.length(), sge.lkey())
+    }
+
+    fn buffer(&self, place: usize) -> (*const u8, usize) {
+        (self.buffers[place].as_ptr(), self.buffers[place].len())
+    }
+}
+
 /// What is said of a request before its data.
 #[derive(Clone, Copy)]
 struct StepHeader<'a> {
@@ -267,7 +330,7 @@ struct StepHeader<'a> {
 
 impl Header for StepHeader<'_> {
     fn octowords(&self) -> usize {
-        1 + usize::from(self.form.remote.is_some())
+        1 + usize::from(self.form.remote.is_some()) + usize::from(self.form.operands.is_some())
     }
 
     fn opcode(&self) -> Opcode {
@@ -280,6 +343,10 @@ impl Header for StepHeader<'_> {
 
     fn remote(&self) -> Remote {
         self.form.remote.unwrap_or_default()
+    }
+
+    fn operands(&self) -> Option<AtomicSegment> {
+        self.form.operands
     }
 
     fn wr_id(&self) -> u64 {
