@@ -86,8 +86,14 @@ forms! {
         // SAFETY: the receive side is there, since its lock is held. The lock, or the program,
         // keeps it for this thread. The caller's list and place.
         let errno = unsafe {
-            let is_posted = (*queue_pair.receive.get()).reopen() && post_alone(queue_pair, first);
-            if is_posted { 0 } else { post_list(&mut *queue_pair.receive.get(), rest, first, bad) }
+            let queue = queue_pair.receive.get();
+            if first.as_ref().is_some_and(|request| usual_sge(request).is_none()) {
+                rest(&mut *queue, first, bad)
+            } else if (*queue).reopen() && post_alone(queue_pair, first) {
+                0
+            } else {
+                post_list(&mut *queue, rest, first, bad)
+            }
         };
         queue_pair.recv_lock.release();
         errno
