@@ -347,8 +347,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         true
     }
 
-    /// Gives the request that was named the data of buffers that are copied, of any length. `false`,
-    /// and nothing has changed, if there is none, or a batch has to do it.
+    /// Gives the request that was named the data of buffers that are copied, of any length.
+    /// `false`, and nothing has changed, if there is none, or a batch has to do it.
     ///
     /// # Safety
     /// As for [`SendQueue::name`]; the buffers are readable.
@@ -414,7 +414,12 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(never)]
     fn raise_limit(&mut self, behind: usize) -> bool {
         let start = (self.next.at & PLACE) - WQEBB_SIZE;
-        self.open(self.counter_at(start), start, ((behind - start) / WQEBB_SIZE) as u32)
+        let (head, blocks) = (self.counter_at(start), ((behind - start) / WQEBB_SIZE) as u32);
+        let is_open = self.open(head, start, blocks);
+        if is_open {
+            self.count_built(head, blocks);
+        }
+        is_open
     }
 
     /// Lowers the fast limit to what the requests so far leave: the request that was named last,

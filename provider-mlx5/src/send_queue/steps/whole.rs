@@ -139,7 +139,8 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         };
         let octowords = start + size;
         let blocks = octowords.div_ceil(4);
-        if !self.next.has_bytes(blocks * size_of::<Block>()) && !self.reopen(blocks as u32) {
+        let is_closed = !self.next.has_bytes(blocks * size_of::<Block>());
+        if is_closed && !self.reopen(blocks as u32) {
             return None;
         }
         // SAFETY: so many blocks are free, and hold all data.
@@ -170,7 +171,11 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             let entry = self.next.entry;
             self.next.enter_id(&header);
             self.next.pass(blocks);
-            self.ring.note_inner(entry, blocks, self.counter_at(self.next.at));
+            let end = self.counter_at(self.next.at);
+            self.ring.note_inner(entry, blocks, end);
+            if is_closed {
+                self.count_built(end.wrapping_sub(blocks as u32), blocks as u32);
+            }
             Some((block.cast(), blocks))
         }
     }
