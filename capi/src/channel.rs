@@ -122,7 +122,7 @@ pub(crate) unsafe extern "C-unwind" fn get_cq_event(
 ) -> c_int {
     // SAFETY: the caller's channel.
     let channel = unsafe { Channel::of(channel) };
-    let blocking = Blocking::of(channel.base.fd);
+    let Some(blocking) = Blocking::of(channel.base.fd) else { return -1 };
     let works = blocking == Blocking::Waits && channel.library.context().as_fd().is_none();
     loop {
         if works {

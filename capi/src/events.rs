@@ -31,11 +31,14 @@ pub(crate) enum Blocking {
 }
 
 impl Blocking {
-    /// The current setting in the flags of `fd`.
-    pub(crate) fn of(fd: c_int) -> Self {
+    /// The current setting in the flags of `fd`. `None`, with errno, if the program closed it.
+    pub(crate) fn of(fd: c_int) -> Option<Self> {
         // SAFETY: asks for flags.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        if flags >= 0 && flags & libc::O_NONBLOCK != 0 { Self::Returns } else { Self::Waits }
+        if flags < 0 {
+            return None;
+        }
+        Some(if flags & libc::O_NONBLOCK != 0 { Self::Returns } else { Self::Waits })
     }
 }
 
@@ -74,6 +77,8 @@ pub(crate) fn wait(blocking: Blocking, fd: c_int) -> c_int {
         if errno != libc::EINTR || !handlers_restart_calls() {
             return refused(errno);
         }
+    } else if asked.revents & libc::POLLNVAL != 0 {
+        return refused(libc::EBADF);
     }
     0
 }
@@ -97,7 +102,7 @@ pub(crate) unsafe extern "C-unwind" fn get_async_event(
 ) -> c_int {
     // SAFETY: the caller's context.
     let (fd, context) = unsafe { ((*context).async_fd, Context::of(context)) };
-    let blocking = Blocking::of(fd);
+    let Some(blocking) = Blocking::of(fd) else { return -1 };
     loop {
         match uncancelled(|| next_event(context)) {
             Taken::Event(event) => {

@@ -242,6 +242,26 @@ static void is_cancelled_between_events(struct ibv_comp_channel *channel, struct
 		;
 }
 
+/* As in libibverbs, waiting on a descriptor that the program has closed fails, and does not wait for ever. */
+static void closed_descriptors(struct ibv_comp_channel *channel)
+{
+	const int fds[] = { channel->fd, context->async_fd };
+	struct ibv_async_event event;
+	struct ibv_cq *cq;
+	void *cookie;
+	int i, kept;
+
+	alarm(120);
+	for (i = 0; i < 2; i++) {
+		kept = dup(fds[i]);
+		CHECK(kept >= 0 && close(fds[i]) == 0);
+		errno = 0;
+		CHECK((i ? ibv_get_async_event(context, &event) : ibv_get_cq_event(channel, &cq, &cookie)) == -1);
+		CHECK(errno == EBADF && dup2(kept, fds[i]) == fds[i] && close(kept) == 0);
+	}
+	alarm(0);
+}
+
 int main(void)
 {
 	struct ibv_comp_channel *channel;
@@ -259,6 +279,7 @@ int main(void)
 	waits_on(channel, cq);
 	waits_without_descriptors(channel, cq);
 	is_cancelled_between_events(channel, cq);
+	closed_descriptors(channel);
 	CHECK(ibv_destroy_cq(cq) == 0 && channel->refcnt == 0 && ibv_destroy_comp_channel(channel) == 0);
 	close_soft();
 	puts("kept");
