@@ -45,7 +45,7 @@ fn handle() -> *mut c_void {
 }
 
 fn give_up() -> ! {
-    let message = "uverbs: a panic cannot be handled, because libgcc_s.so.1 is not installed\n";
+    let message = "uverbs: a panic cannot be handled, because libgcc_s.so.1 cannot be loaded\n";
     let _ = std::io::stderr().write_all(message.as_bytes());
     abort()
 }
