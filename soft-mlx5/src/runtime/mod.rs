@@ -100,7 +100,7 @@ impl Machine {
     /// microseconds of the doorbell; here the thread may not have seen the doorbell when a command
     /// ends the queue.
     pub(crate) fn catch_up(&mut self, now: u64, qpn: Qpn) {
-        Doorbell::Send(qpn).tell(&mut self.core, now);
+        Doorbell::Send(qpn).pass_to(&mut self.core, now);
         self.core.work(now, Self::CATCH_UP);
     }
 

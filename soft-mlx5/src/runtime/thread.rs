@@ -140,7 +140,7 @@ impl Worker {
         shared.waker.prepare_sleep();
         let look = self.look(shared, now, whose);
         self.pace_commands(shared, now);
-        let is_over = look.more || look.told || self.left_asleep;
+        let is_over = look.more || look.passed_events || self.left_asleep;
         let slept = if is_over || look.did_work && whose != Whose::Waiting {
             Ok(Slept::Not)
         } else {

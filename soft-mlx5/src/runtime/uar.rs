@@ -39,7 +39,7 @@ const PORTION: usize = 256;
 /// that new work need not wait for thousands of idle pages.
 #[derive(Debug, Default)]
 pub struct Uars {
-    /// The warm pages, which rang lately, come first; then the cool ones.
+    /// The warm pages, which rang recently, come first; then the cool ones.
     pages: Vec<Page>,
     /// The index of each page in `pages`.
     places: HashMap<(usize, usize), usize>,
@@ -213,9 +213,9 @@ impl Uars {
     /// Calls `act` with a page, and keeps `unswept`.
     fn with(&mut self, at: usize, act: impl FnOnce(&mut Page)) {
         let page = &mut self.pages[at];
-        self.unswept -= usize::from(page.owes());
+        self.unswept -= usize::from(page.needs_sweep());
         act(page);
-        self.unswept += usize::from(page.owes());
+        self.unswept += usize::from(page.needs_sweep());
     }
 }
 

@@ -44,10 +44,10 @@ pub(super) struct Worker {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) did_work: bool,
-    /// There is more to do at once.
+    /// Whether there is more to do at once.
     pub(super) more: bool,
-    /// Events were passed to programs.
-    pub(super) told: bool,
+    /// Whether events were passed to programs.
+    pub(super) passed_events: bool,
     polling: bool,
     pub(super) deadline: Option<u64>,
 }
@@ -109,7 +109,7 @@ impl Worker {
         look.did_work |= arrived > 0;
         let mut wire = lock(&shared.wire);
         let are_few = arrived <= FEW || !wire.joins_packets();
-        let may_wait = arrived > 0 && are_few && may_wait(shared, now, whose, look.told);
+        let may_wait = arrived > 0 && are_few && may_wait(shared, now, whose, look.passed_events);
         self.send(shared, now, &mut **wire, may_wait);
         look.deadline = look.deadline.into_iter().chain(wire.next_wake()).min();
         drop(wire);
@@ -181,9 +181,9 @@ impl Worker {
         if shared.takes_sweep() {
             uars.sweep_anew();
         }
-        let owed = uars.look(whose.sleeps(), |ring| {
+        let needs_sweep = uars.look(whose.sleeps(), |ring| {
             rang = true;
-            ring.tell(core, now);
+            ring.pass_to(core, now);
         });
         self.is_sweeping = uars.is_sweeping();
         self.files_ready |= self.is_sweeping;
@@ -194,7 +194,7 @@ impl Worker {
         }
         let step = core.step(now, BUDGET);
         let polling = !uars.is_empty();
-        let told = shared.pass_events(&mut machine);
+        let passed_events = shared.pass_events(&mut machine);
         let (core, mut outbox) = (&mut machine.core, lock(&shared.outbox));
         while let Some(packet) = core.take_packet() {
             outbox.push(packet);
@@ -202,11 +202,11 @@ impl Worker {
         }
         drop(outbox);
         let host_wake = shared.host.tick(now);
-        let more = owed || step.more;
+        let more = needs_sweep || step.more;
         let did_work = rang || more || due.did_work || step.did_work;
         let deadline = step.next_wake.into_iter().chain(host_wake).min();
         // A sweep does not count as work, which would keep the thread from sleeping.
-        Look { did_work, more: more || self.is_sweeping, told, polling, deadline }
+        Look { did_work, more: more || self.is_sweeping, passed_events, polling, deadline }
     }
 
     /// Passes arrived packets to the core.
@@ -251,11 +251,11 @@ const FEW: usize = 4;
 /// Whether waking sleeping receivers may be left to the next look, because only acknowledgements
 /// are to be sent. Then the program that received the message runs first, and its answer wakes the
 /// sleeping peer once instead of twice.
-fn may_wait(shared: &Shared, now: u64, whose: Whose, told: bool) -> bool {
+fn may_wait(shared: &Shared, now: u64, whose: Whose, passed_events: bool) -> bool {
     let looks_again = match whose {
         Whose::Own(pause) => pause == Pause::Yield,
         Whose::Polling => shared.standby.waits_until() <= now.saturating_add(SOON),
-        Whose::Waiting => told && shared.standby.waits_until() <= now.saturating_add(SOON),
+        Whose::Waiting => passed_events && shared.standby.waits_until() <= now.saturating_add(SOON),
     };
     looks_again && lock(&shared.outbox).iter().all(is_acknowledgement)
 }

@@ -48,7 +48,7 @@ impl HostAddress {
         Ok(all[index.min(last) as usize].following(index.saturating_sub(last)))
     }
 
-    /// The address that follows this one by `n`, on the same interface.
+    /// The `n`th address after this one, on the same interface.
     fn following(&self, n: u32) -> Self {
         let ip = match self.ip {
             IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).wrapping_add(n)).into(),

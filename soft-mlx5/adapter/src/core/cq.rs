@@ -425,12 +425,12 @@ impl Cq {
         Ok(())
     }
 
-    /// The old ring ends with a "resized" CQE, which takes an index. The host copies the CQEs that
-    /// it has not read to the new ring, one index later (`mlx5_cq_resize_copy_cqes` in libmlx5).
+    /// The old ring ends with a resize CQE, which takes an index. The host copies the CQEs that it
+    /// has not read to the new ring, one index later (`mlx5_cq_resize_copy_cqes` in libmlx5).
     fn resize(&mut self, memory: &dyn HostMemory, ring: CqRing) -> Result<(), CoreError> {
         self.consumer = memory.load_be32(self.doorbell_record)? & INDEX_MASK;
         let unread = self.producer.wrapping_sub(self.consumer) & INDEX_MASK;
-        // The old ring needs space for the "resized" CQE. If CQEs may be overwritten, the host need
+        // The old ring needs space for the resize CQE. If CQEs may be overwritten, the host need
         // not update the consumer index, so the index is not checked.
         let most = self.ring.log_entries.min(ring.log_entries);
         if !self.ignore_overrun && unread >= 1 << most {
@@ -453,7 +453,7 @@ fn is_error(opcode: CqeOpcode) -> bool {
     matches!(opcode, CqeOpcode::REQUESTER_ERROR | CqeOpcode::RESPONDER_ERROR)
 }
 
-/// Whether index `a` is after `b` on the circle of 2^24.
+/// Whether index `a` is after `b`, modulo 2^24.
 fn is_after(a: u32, b: u32) -> bool {
     let distance = a.wrapping_sub(b) & INDEX_MASK;
     distance != 0 && distance < 1 << 23

@@ -1,4 +1,4 @@
-//! Flow tables as mlx5_core keeps them: entries of one mask in a group, rules of one match in an
+//! Flow tables, organized as in mlx5_core: entries of one mask in a group, rules of one match in an
 //! entry. Kernel: `mlx5_add_flow_rules`, `check_conflicting_ftes` and `alloc_auto_flow_group` in
 //! net/ethernet/mellanox/mlx5/core/fs_core.c.
 
@@ -30,7 +30,7 @@ struct Group {
     entries: Vec<Entry>,
 }
 
-/// An entry: what happens to frames with this match.
+/// An entry: the handling of frames with this match.
 #[derive(Debug)]
 pub(super) struct Entry {
     value: FlowFields,
@@ -38,7 +38,7 @@ pub(super) struct Entry {
     flow_tag: u32,
     drops: bool,
     passes_on: bool,
-    /// The rules of this match, with the QP that each leads to.
+    /// The rules of this match, each with its QP.
     rules: Vec<(FlowId, Option<Qpn>)>,
 }
 
@@ -93,7 +93,7 @@ impl FlowTable {
         self.groups.retain(|_, group| !group.entries.is_empty());
     }
 
-    /// The entry that takes a frame.
+    /// The entry that matches a frame.
     pub(super) fn find(&self, fields: &FlowFields) -> Option<&Entry> {
         self.groups.values().find_map(|group| {
             let matches = |entry: &&Entry| takes(fields, &entry.value, &group.mask);

@@ -4,7 +4,7 @@
 //! A [`Core`] does no I/O, has no threads and no clock. A front end creates objects with it and
 //! tells it when a doorbell rang; a runtime calls [`Core::step`] with a monotonic time in
 //! nanoseconds, carries packets between [`Core::take_packet`] and [`Core::receive`], and passes on
-//! what [`Core::take_event`] gives.
+//! the events from [`Core::take_event`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,7 +27,7 @@
 //! ```
 //!
 //! Everything that the host writes (rings, doorbell records) and everything that arrives from a
-//! wire is untrusted: it leads to error completions, events or dropped packets, never to a panic.
+//! wire is untrusted: it may cause error completions, events or dropped packets, but not a panic.
 
 #![forbid(unsafe_code)]
 
@@ -177,7 +177,7 @@ impl Core {
     }
 
     /// InfiniBand reserves 0 and 1. The other small numbers are left out, because a program that
-    /// uses one of them most likely has a defect. The number after the range is that of multicasts.
+    /// uses one of them most likely has a defect. The number after the range is for multicast.
     const QPNS: Range<u32> = 0x40..MULTICAST_QPN;
 
     /// The device's properties.

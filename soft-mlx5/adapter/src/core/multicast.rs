@@ -42,7 +42,7 @@ impl Groups {
         true
     }
 
-    /// The QPs that get what is sent to a group.
+    /// The QPs that receive messages to a group.
     pub(super) fn members(&self, group: Gid) -> &[Qpn] {
         self.members.get(&group).map_or(&[], Vec::as_slice)
     }

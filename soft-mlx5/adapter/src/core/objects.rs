@@ -48,15 +48,15 @@ impl Core {
 
 /// Memory keys.
 impl Core {
-    /// Creates a memory key: region, window or null key. The result is the whole key, variant
-    /// included.
+    /// Creates a memory key: region, window or null key. The result is the whole key, including the
+    /// variant.
     pub fn create_mkey(&mut self, params: MkeyParams) -> Result<Mkey, CoreError> {
         let pd = params.pd.object();
         self.env.hold(&[pd])?;
         self.env.mkeys.create(params).inspect_err(|_| self.env.release(&[pd]))
     }
 
-    /// A random variant for a key to be created. The device chooses indices at random too, so all
+    /// A random variant for a key to be created. The device also chooses indices at random, so all
     /// 32 bits of a key are random.
     pub fn mkey_variant(&mut self) -> u8 {
         self.env.mkeys.variant()
@@ -68,7 +68,7 @@ impl Core {
         self.env.mkeys.get(mkey)
     }
 
-    /// Gives a key a new state (re-registration); the index stays.
+    /// Changes the state of a key (re-registration). The index stays the same.
     pub fn modify_mkey(&mut self, mkey: Mkey, params: MkeyParams) -> Result<(), CoreError> {
         self.env.replace_key(mkey, params)
     }
@@ -190,7 +190,7 @@ impl Core {
     }
 
     /// Arms an SRQ's limit: one event when fewer WQEs are left. 0 disarms. If fewer are left
-    /// already, the event comes at once.
+    /// already, the event is raised at once.
     pub fn arm_srq(&mut self, srqn: Srqn, limit: u16) -> Result<(), CoreError> {
         let memory = self.env.memory.clone();
         if self.srq_mut(srqn)?.arm(&*memory, limit)? {

@@ -8,7 +8,7 @@ use super::frame::Layout;
 /// Bytes of a key.
 pub const RSS_KEY: usize = 40;
 
-/// Fields of the selector: protocol types in its top bits, what is hashed below.
+/// Fields of the selector: protocol types in its top bits, and the hashed fields below.
 const L3_IPV6: u32 = 1 << 31;
 const L4_UDP: u32 = 1 << 30;
 const SOURCE_ADDRESS: u32 = 1;
@@ -104,7 +104,7 @@ impl Spread {
     }
 }
 
-/// A frame's place in a table of so many queues, and its hash.
+/// A frame's index in a table of this number of queues, and its hash.
 pub(crate) fn place(
     hash: Option<&RssHash>,
     frame: &[u8],

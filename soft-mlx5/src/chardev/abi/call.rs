@@ -87,7 +87,8 @@ impl Buffers {
         self.output_length
     }
 
-    /// The request as a struct. A shorter request is extended with zeros, a longer one is cut off.
+    /// The request as a struct. A shorter request is extended with zeros, a longer one is
+    /// truncated.
     pub(crate) fn read<T: FromBytes + IntoBytes>(&self) -> Result<T, Errno> {
         let mut value = T::new_zeroed();
         let bytes = value.as_mut_bytes();
@@ -337,7 +338,8 @@ impl<'a> Call<'a> {
         self.buffers(invoke_write::CORE_IN.id(), invoke_write::CORE_OUT.id())
     }
 
-    /// The context: EIO after removal, EINVAL before GET_CONTEXT (`ib_uverbs_get_ucontext_file`).
+    /// The context. Fails with EIO after removal, and EINVAL before GET_CONTEXT
+    /// (`ib_uverbs_get_ucontext_file`).
     pub(crate) fn context(&self) -> Result<&Context, Errno> {
         if self.file.device.is_removed() {
             return Err(Errno::EIO);
@@ -351,7 +353,8 @@ impl<'a> Call<'a> {
         self.state.context.as_mut().ok_or(Errno::EINVAL)
     }
 
-    /// The object of a handle: ENOENT, EINVAL (object of another kind), EIO after removal.
+    /// The object of a handle. Fails with ENOENT, EINVAL (object of another kind), or EIO after
+    /// removal.
     pub(crate) fn object(&self, kind: Kind, handle: u32) -> Result<&Object, Errno> {
         self.state.lookup_live(self.file, kind, handle)?;
         self.any_object(handle)
@@ -363,7 +366,7 @@ impl<'a> Call<'a> {
         Ok(&mut self.state.handles.get_mut(handle)?.object)
     }
 
-    /// The object of a handle, of any kind: ENOENT.
+    /// The object of a handle, of any kind. Fails with ENOENT.
     pub(crate) fn any_object(&self, handle: u32) -> Result<&Object, Errno> {
         Ok(&self.state.handles.get(handle)?.object)
     }
@@ -431,7 +434,7 @@ impl<'a> Call<'a> {
         Ok(number)
     }
 
-    /// Makes events in the file that this call creates carry only their cookie.
+    /// Makes events in the file that this call creates contain only their cookie.
     pub(crate) fn omit_event_data(&mut self) {
         if let Some((file, _)) = &mut self.created_queue {
             file.omits_data = true;

@@ -49,7 +49,7 @@ pub(crate) struct Context {
     pub(crate) mappings: BTreeMap<u32, Mapping>,
     /// The user id of the context's firmware commands, if it asked for DEVX.
     pub(crate) devx: Option<u16>,
-    /// It has mapped a page of the clock.
+    /// Whether it has mapped a page of the clock.
     pub(crate) watches_clock: bool,
 }
 

@@ -17,7 +17,7 @@ pub enum Moment {
     /// `cq::create::METHOD`, for example. Write commands are all one method of the device object.
     Method(ObjectId, MethodId, u64),
     /// At the end of the n-th ioctl that would have succeeded, as when the answer cannot be copied
-    /// out. Objects that it created are destroyed; what it destroyed or changed stays so.
+    /// out. Objects that it created are destroyed, but its other changes remain.
     Completed(u64),
     /// Before the n-th mmap.
     Mapping(u64),

@@ -198,7 +198,7 @@ mod tests {
     fn both_sides_see_one_memory() {
         let pages = SharedPages::new(c"test", 4).unwrap();
         let both = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: no MAP_FIXED; the mapping is unmapped before its memory goes.
+        // SAFETY: no MAP_FIXED; the mapping is unmapped before its memory is freed.
         unsafe {
             let (fd, at) = pages.backing(2);
             let program = libc::mmap(std::ptr::null_mut(), 4096, both, libc::MAP_SHARED, fd, at);

@@ -58,7 +58,7 @@ impl Domain {
         Some(target.driver.clone())
     }
 
-    /// Closes a target once; true if no opener is left, so that the QP is to be destroyed.
+    /// Closes a target once; true if it is not open any more, so that the QP must be destroyed.
     pub(crate) fn close_target(&self, qpn: Qpn) -> bool {
         let mut targets = self.targets();
         let Some(target) = targets.get_mut(&qpn) else { return true };

@@ -46,7 +46,7 @@ pub(super) fn errno(error: CmaError) -> Errno {
 }
 
 impl Call<'_> {
-    /// Runs what was written (`ucma_write`).
+    /// Executes the command that was written (`ucma_write`).
     pub(super) fn run(
         shared: &Shared,
         file: FileNumber,

@@ -1,4 +1,4 @@
-//! Ids and memberships as ucma has them (`struct ucma_context`, `struct ucma_multicast`).
+//! Ids and memberships, like those of ucma (`struct ucma_context`, `struct ucma_multicast`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ pub(super) struct Context {
     pub(super) backlog: u32,
     /// The device was removed: every command fails, except destroying the id.
     pub(super) is_closing: bool,
-    /// Sockets that claim its port, so that other processes' ids cannot have it.
+    /// Sockets that claim its port, so that other processes' ids cannot bind to it.
     pub(super) claims: Vec<OwnedFd>,
     /// Sockets that announce a listener to other processes.
     pub(super) listing: Vec<OwnedFd>,
@@ -117,7 +117,7 @@ impl Contexts {
         self.ids.get_mut(number)
     }
 
-    /// An id of a file that is closed, if it has one.
+    /// An id of a file that is being closed; `None` if no id is left.
     pub(super) fn any_of_file(&self, file: FileNumber) -> Option<u32> {
         second(&self.of_files, file)
     }
@@ -168,7 +168,7 @@ impl Contexts {
         self.numbers.get(&id).copied()
     }
 
-    /// An id of this file, whether or not its device is gone.
+    /// An id of this file, even if its device was removed.
     pub(super) fn of_file(&mut self, file: FileNumber, number: u32) -> Result<&mut Context, Errno> {
         let context = self.ids.get_mut(number).ok_or(Errno::ENOENT)?;
         if context.file == file { Ok(context) } else { Err(Errno::EINVAL) }

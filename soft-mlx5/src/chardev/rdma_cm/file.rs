@@ -80,7 +80,7 @@ impl CmFile {
         if !self.host.shared.is_here() {
             return Err(Errno::EIO);
         }
-        // SAFETY: the caller guarantees what the command names.
+        // SAFETY: the caller guarantees that the command's addresses are valid.
         let memory = unsafe { UserMemory::new() };
         loop {
             let shared = &Arc::clone(&self.host.shared);

@@ -45,7 +45,7 @@ pub enum Doorbell {
 
 impl Doorbell {
     /// Passes the doorbell to the core. A doorbell with an unknown queue number has no effect.
-    pub(in crate::runtime) fn tell(self, core: &mut Core, now: u64) {
+    pub(in crate::runtime) fn pass_to(self, core: &mut Core, now: u64) {
         let _ = match self {
             Self::Send(qpn) => core.ring_sq(qpn),
             Self::Arm(cqn) => core.arm_cq(now, cqn),
@@ -64,7 +64,7 @@ pub(super) const SWEEP: usize = 32;
 pub(super) const COOL_AFTER: u8 = 100;
 
 /// For this many looks after a CQ was armed, each look checks the page's arm word.
-pub(super) const ARMED_LATELY: u8 = 100;
+pub(super) const ARMED_RECENTLY: u8 = 100;
 
 /// A page with queues.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub(super) struct Sharers<T> {
     queues: BTreeSet<T>,
     /// How many queues still have to be checked, because they may have rung unnoticed: those after
     /// `last`, cyclically.
-    pub(super) owed: usize,
+    pub(super) unchecked: usize,
     /// Whether one of them has probably rung.
     urgent: bool,
     /// The queue that was checked last.
@@ -102,31 +102,31 @@ pub(super) struct Sharers<T> {
 impl<T: Copy + Ord> Sharers<T> {
     pub(super) fn add(&mut self, queue: T) {
         // Its number may be between those of two queues that still have to be checked.
-        self.owed += usize::from(self.queues.insert(queue) && self.owed != 0);
+        self.unchecked += usize::from(self.queues.insert(queue) && self.unchecked != 0);
     }
 
     pub(super) fn remove(&mut self, queue: T) {
         self.queues.remove(&queue);
-        self.owed = self.owed.min(self.queues.len());
+        self.unchecked = self.unchecked.min(self.queues.len());
     }
 
     /// Records a doorbell that may have overwritten that of any other queue, and probably has if
     /// `is_likely`.
     pub(super) fn note_ring(&mut self, is_likely: bool) {
-        self.owed = if self.queues.len() > 1 { self.queues.len() } else { 0 };
+        self.unchecked = if self.queues.len() > 1 { self.queues.len() } else { 0 };
         self.urgent |= is_likely;
     }
 
     /// Whether queues must be checked soon.
     fn is_urgent(&self) -> bool {
-        self.urgent && self.owed != 0
+        self.urgent && self.unchecked != 0
     }
 
     pub(super) fn sweep(&mut self, mut ring: impl FnMut(T)) {
-        let Self { queues, owed, last, urgent } = self;
-        let count = (*owed).min(SWEEP);
-        *owed -= count;
-        *urgent &= *owed != 0;
+        let Self { queues, unchecked, last, urgent } = self;
+        let count = (*unchecked).min(SWEEP);
+        *unchecked -= count;
+        *urgent &= *unchecked != 0;
         if count == 0 {
             return;
         }
@@ -174,7 +174,7 @@ impl Page {
     }
 
     /// Whether queues must be checked soon.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn needs_sweep(&self) -> bool {
         self.send_queues.is_urgent() || self.completion_queues.is_urgent()
     }
 
@@ -229,7 +229,7 @@ impl Page {
         let Some(value) = self.uar.take(WORDS[word]) else { return false };
         self.silent = 0;
         if word == ARM {
-            self.armed = ARMED_LATELY;
+            self.armed = ARMED_RECENTLY;
             ring(Doorbell::Arm(Cqn(second_half(value) & 0xff_ffff)));
             self.completion_queues.note_ring(true);
         } else {
@@ -242,7 +242,7 @@ impl Page {
 
     /// Whether every look must check this page.
     pub(super) fn is_warm(&self) -> bool {
-        self.owes() || self.silent < COOL_AFTER
+        self.needs_sweep() || self.silent < COOL_AFTER
     }
 
     /// Checks the words, all or the likely ones, and then, if it is time, queues whose doorbells
@@ -250,7 +250,8 @@ impl Page {
     pub(super) fn look(&mut self, all: bool, ring: &mut impl FnMut(Doorbell)) {
         let rang = self.named(all, ring);
         self.unswept = self.unswept.saturating_add(rang.into());
-        let is_due = if self.owes() { self.unswept >= SWEEP_AFTER || !rang } else { all && !rang };
+        let is_due =
+            if self.needs_sweep() { self.unswept >= SWEEP_AFTER || !rang } else { all && !rang };
         if is_due {
             self.unswept = 0;
             self.completion_queues.sweep(|cqn| ring(Doorbell::Arm(cqn)));

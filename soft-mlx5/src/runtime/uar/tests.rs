@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use uverbs_mlx5_format::{BLUEFLAME_HALF_SIZE, BLUEFLAME_OFFSET, CQ_ARM_OFFSET};
 
-use super::page::{ARM, ARMED_LATELY, COOL_AFTER, SWEEP, Sharers, WORDS};
+use super::page::{ARM, ARMED_RECENTLY, COOL_AFTER, SWEEP, Sharers, WORDS};
 use super::*;
 use crate::core::{Cqn, Qpn};
 
@@ -79,7 +79,7 @@ fn a_cq_that_was_armed_before_a_send_is_armed_when_the_send_begins() {
         assert_eq!(rung, [Doorbell::Arm(Cqn(2)), Doorbell::Send(Qpn(1))], "turn {turn}");
         // Without another arming, for so long that the arm word is read only in its turn.
         if turn % 10 == 0 {
-            (0..=ARMED_LATELY).for_each(|_| assert!(!uars.look(false, |_| ())));
+            (0..=ARMED_RECENTLY).for_each(|_| assert!(!uars.look(false, |_| ())));
         }
     }
 }
@@ -221,7 +221,7 @@ fn a_queue_attached_during_a_sweep_hides_no_other() {
     sharers.sweep(|qpn| seen.push(qpn));
     (100..200).for_each(|qpn| sharers.add(qpn));
     (10..15).for_each(|qpn| sharers.remove(qpn));
-    while sharers.owed != 0 {
+    while sharers.unchecked != 0 {
         sharers.sweep(|qpn| seen.push(qpn));
     }
     assert!((15..100).all(|qpn| seen.contains(&qpn)));

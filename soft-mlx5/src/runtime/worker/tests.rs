@@ -122,7 +122,7 @@ fn attach(machine: &mut Machine, region: &Arc<UarRegion>) {
 fn acknowledgements_wait_for_the_answer_of_a_program_that_was_woken() {
     let runtime = runtime(NoWire);
     let shared = &*runtime.shared;
-    let waits = |whose, told| may_wait(shared, 5, whose, told);
+    let waits = |whose, passed_events| may_wait(shared, 5, whose, passed_events);
     shared.standby.note_wait(5 + SOON);
     // BTH opcodes: ACKNOWLEDGE and SEND Only of a reliable connection.
     lock(&shared.outbox).push(packet(0x11));

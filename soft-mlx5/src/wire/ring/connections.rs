@@ -22,8 +22,8 @@ use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
 /// Most rings in each direction: each takes a descriptor. Further stations are refused and use UDP.
 const MAX_RINGS: usize = 128;
 
-/// Most stations that are remembered to have no ring. Packets to further ones go by UDP without an
-/// attempt to connect.
+/// Most stations that are remembered as having no ring. Packets to further ones go by UDP without
+/// an attempt to connect.
 const MAX_STATIONS: usize = 1024;
 
 /// Most packets that wait for space in all rings together, about 70 MB. Further packets are
@@ -70,7 +70,7 @@ pub struct Rings {
     /// Wakes this side: listener and connections, by their numbers.
     sockets: Epoll,
     last_number: u64,
-    outgoing: BTreeMap<Station, Way>,
+    outgoing: BTreeMap<Station, Route>,
     /// Stations whose rings got packets since [`Rings::wake_receivers`].
     not_woken: Vec<Station>,
     /// Packets that wait for space in any ring.
@@ -96,7 +96,7 @@ pub(in crate::wire) struct Handled {
 }
 
 /// How packets are sent to a station.
-enum Way {
+enum Route {
     Ring(Outgoing),
     /// By UDP, because there is no ring; the next attempt to connect is at this time.
     Udp(u64),
@@ -166,8 +166,8 @@ impl Rings {
             return Some(packet);
         };
         let may_wait = self.waiting < MAX_WAITING;
-        let Some(way) = self.way(now, station) else { return Some(packet) };
-        match way.send(packet, pool, may_wait) {
+        let Some(route) = self.route(now, station) else { return Some(packet) };
+        match route.send(packet, pool, may_wait) {
             Ok(Sent::InRing) => self.note_sent(station, 1),
             Ok(Sent::Waits) => self.waiting += 1,
             Ok(Sent::Refused) => Counters::add(&self.counters.refused, 1),
@@ -189,25 +189,25 @@ impl Rings {
     }
 
     /// The ring to a station. Connects if the last attempt is not too recent.
-    fn way(&mut self, now: u64, station: Station) -> Option<&mut Outgoing> {
+    fn route(&mut self, now: u64, station: Station) -> Option<&mut Outgoing> {
         let may_connect = match self.outgoing.get(&station) {
             None => self.outgoing.len() < MAX_STATIONS || self.forget_refusals(now),
-            Some(Way::Udp(until)) => now >= *until,
-            Some(Way::Ring(_)) => false,
+            Some(Route::Udp(until)) => now >= *until,
+            Some(Route::Ring(_)) => false,
         };
         if may_connect {
             let until = now.saturating_add(RETRY);
-            let way = self.connect(station, until).map_or(Way::Udp(until), Way::Ring);
-            self.outgoing.insert(station, way);
+            let route = self.connect(station, until).map_or(Route::Udp(until), Route::Ring);
+            self.outgoing.insert(station, route);
         }
         match self.outgoing.get_mut(&station) {
-            Some(Way::Ring(way)) => Some(way),
+            Some(Route::Ring(route)) => Some(route),
             _ => None,
         }
     }
 
     fn connect(&mut self, station: Station, next_attempt: u64) -> Option<Outgoing> {
-        let rings = self.outgoing.values().filter(|way| matches!(way, Way::Ring(_))).count();
+        let rings = self.outgoing.values().filter(|route| matches!(route, Route::Ring(_))).count();
         if rings >= MAX_RINGS {
             return None;
         }
@@ -219,7 +219,7 @@ impl Rings {
     /// Forgets the stations whose next attempt is due; returns whether there were any.
     fn forget_refusals(&mut self, now: u64) -> bool {
         let before = self.outgoing.len();
-        self.outgoing.retain(|_, way| !matches!(way, Way::Udp(until) if now >= *until));
+        self.outgoing.retain(|_, route| !matches!(route, Route::Udp(until) if now >= *until));
         self.outgoing.len() < before
     }
 
@@ -228,25 +228,25 @@ impl Rings {
     /// unless the last one was very recent. If the station never took a packet, it has refused the
     /// ring.
     fn hang_up(&mut self, now: u64, station: Station, is_corrupt: bool) {
-        let Some(Way::Ring(way)) = self.outgoing.remove(&station) else { return };
-        self.waiting -= way.waiting();
-        Counters::add(&self.counters.refused, way.waiting());
+        let Some(Route::Ring(route)) = self.outgoing.remove(&station) else { return };
+        self.waiting -= route.waiting();
+        Counters::add(&self.counters.refused, route.waiting());
         Counters::add(&self.counters.malformed, usize::from(is_corrupt));
-        // Explicitly, because a forked child may also have the socket open.
-        let _ = self.sockets.delete(way.socket());
+        // Closing the socket does not remove it if a forked child also has it open.
+        let _ = self.sockets.delete(route.socket());
         if !is_corrupt {
-            self.suspects.suspect(now, station, way.socket());
+            self.suspects.suspect(now, station, route.socket());
         }
-        let refuses = is_corrupt || !way.has_consumed();
-        let until = if refuses { now.saturating_add(RETRY_REFUSER) } else { way.next_attempt() };
-        self.outgoing.insert(station, Way::Udp(until));
+        let refuses = is_corrupt || !route.has_consumed();
+        let until = if refuses { now.saturating_add(RETRY_REFUSER) } else { route.next_attempt() };
+        self.outgoing.insert(station, Route::Udp(until));
     }
 
     /// Wakes the sleeping receivers of the packets sent since the last call.
     pub(in crate::wire) fn wake_receivers(&mut self) {
         for station in self.not_woken.drain(..) {
-            if let Some(Way::Ring(way)) = self.outgoing.get(&station) {
-                way.wake();
+            if let Some(Route::Ring(route)) = self.outgoing.get(&station) {
+                route.wake();
             }
         }
     }
@@ -326,7 +326,7 @@ impl Rings {
         let (outgoing, incoming) = (&self.outgoing, &self.incoming);
         self.suspects.take(now, |peer| {
             let sends = incoming.iter().any(|incoming| incoming.is_from(peer));
-            sends || matches!(outgoing.get(&peer.station), Some(Way::Ring(way)) if way.is_to(peer))
+            sends || matches!(outgoing.get(&peer.station), Some(Route::Ring(route)) if route.is_to(peer))
         })
     }
 
@@ -370,9 +370,9 @@ impl Rings {
             }
             return;
         }
-        let closed = self.outgoing.iter().find_map(|(station, way)| match way {
-            Way::Ring(way) if way.number() == number => {
-                (!socket::drain(way.socket())).then_some(*station)
+        let closed = self.outgoing.iter().find_map(|(station, route)| match route {
+            Route::Ring(route) if route.number() == number => {
+                (!socket::drain(route.socket())).then_some(*station)
             }
             _ => None,
         });
@@ -421,12 +421,12 @@ impl Rings {
 
     fn flush(&mut self, now: u64, pool: &mut PacketPool) {
         let mut flushed = Vec::new();
-        for (station, way) in &mut self.outgoing {
-            let Way::Ring(way) = way else { continue };
-            let before = way.waiting();
+        for (station, route) in &mut self.outgoing {
+            let Route::Ring(route) = route else { continue };
+            let before = route.waiting();
             if before != 0 {
-                flushed.push((*station, way.flush(pool)));
-                self.waiting -= before - way.waiting();
+                flushed.push((*station, route.flush(pool)));
+                self.waiting -= before - route.waiting();
             }
         }
         for (station, result) in flushed {
@@ -445,16 +445,16 @@ impl Rings {
         self.is_sleeping.set(true);
         fds.push(self.sockets.0.as_fd());
         let busy_in = self.incoming.iter().filter(|incoming| !incoming.prepare_sleep()).count();
-        let busy_out = self.rings().filter(|way| !way.prepare_sleep()).count();
+        let busy_out = self.rings().filter(|route| !route.prepare_sleep()).count();
         if busy_in + busy_out != 0 {
             fds.push(self.at_once.as_fd());
         }
     }
 
     fn rings(&self) -> impl Iterator<Item = &Outgoing> {
-        self.outgoing.values().filter_map(|way| match way {
-            Way::Ring(way) => Some(way),
-            Way::Udp(_) => None,
+        self.outgoing.values().filter_map(|route| match route {
+            Route::Ring(route) => Some(route),
+            Route::Udp(_) => None,
         })
     }
 

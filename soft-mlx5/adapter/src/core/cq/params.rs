@@ -77,8 +77,8 @@ pub struct CqInfo {
     pub in_error: bool,
     /// CQEs written so far, modulo 2^24.
     pub producer_index: u32,
-    /// CQEs that the host has consumed, modulo 2^24, as its doorbell record said when it was last
-    /// read.
+    /// CQEs that the host has consumed, modulo 2^24, according to its doorbell record when it was
+    /// last read.
     pub consumer_index: u32,
     /// What the CQ is armed for, if it is.
     pub armed: Option<Armed>,
@@ -100,7 +100,7 @@ pub enum Armed {
 }
 
 /// log2 of the most entries of a CQ (`log_max_cq_sz` of a ConnectX-5 and later). The distance of
-/// two indices of a CQ is then less than half the circle.
+/// two indices of a CQ is then less than half of their range.
 pub const LOG_MAX_CQ: u8 = 22;
 
 impl CqRing {

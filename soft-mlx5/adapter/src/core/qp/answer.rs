@@ -33,7 +33,7 @@ pub(super) struct ReadAnswer {
     pub(super) address: u64,
     pub(super) rkey: u32,
     pub(super) len: u32,
-    /// Packets in all.
+    /// Total number of packets.
     pub(super) packets: u32,
     /// Packets sent.
     pub(super) sent: u32,

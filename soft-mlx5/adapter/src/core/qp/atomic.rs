@@ -19,7 +19,7 @@ pub(super) struct AtomicRequest {
     pub(super) swap_mask: u64,
     /// Bits that a swap compares.
     pub(super) compare_mask: u64,
-    /// The highest bit of each field: an addition carries out of none of them.
+    /// The highest bit of each field. An addition does not carry beyond it.
     pub(super) boundary: u64,
 }
 

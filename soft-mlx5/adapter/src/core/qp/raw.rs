@@ -164,7 +164,7 @@ impl Qp {
                 };
                 self.complete_frame(env, &wqe, at, arrived)
             }
-            Err(failure) => self.complete_frame_badly(env, &wqe, failure),
+            Err(failure) => self.fail_frame(env, &wqe, failure),
         };
         self.responder.spare = Some(wqe);
         if !completed {
@@ -204,10 +204,10 @@ impl Qp {
         completed
     }
 
-    /// Completes the receive of a frame that is too long with an error. The QP does not fail: mlx5e
+    /// Completes a receive with an error. If the frame was too long, the QP does not fail: mlx5e
     /// continues to use a receive queue after LOCAL_LENGTH_ERR, and recovers it after other errors
     /// (`cqe_syndrome_needs_recover` of mlx5/core/en/health.h, since Linux commit 187a9830c921).
-    fn complete_frame_badly(&mut self, env: &mut Env, wqe: &ReceiveWqe, failure: Failure) -> bool {
+    fn fail_frame(&mut self, env: &mut Env, wqe: &ReceiveWqe, failure: Failure) -> bool {
         let completed = self.complete_receive_with_error(env, wqe, failure);
         if failure != Failure::BUFFER_TOO_SHORT {
             self.enter_error(env);

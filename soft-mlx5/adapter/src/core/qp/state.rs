@@ -7,7 +7,7 @@ use crate::core::env::Env;
 use crate::packet::Psn;
 
 impl Core {
-    /// Changes a QP's state, properties, or both (`state` may be the state that it is in).
+    /// Changes a QP's state, properties, or both (`state` may be the current state).
     ///
     /// The transitions are those of the specification's figure "QP state diagram": any state to
     /// RESET and ERR, RESET to INIT, INIT to INIT and RTR, RTR to RTS, RTS to RTS and SQD, SQD to
@@ -152,8 +152,8 @@ impl Qp {
         }
     }
 
-    /// Sets the migration state. If the host asks for "migrated" while armed, the QP moves to the
-    /// alternate path now.
+    /// Sets the migration state. If the host requests "migrated" while the state is "armed", the QP
+    /// moves to the alternate path now.
     fn migrate(&mut self, env: &mut Env, wanted: Option<MigrationState>) {
         let Some(wanted) = wanted else { return };
         let armed = self.settings.migration != MigrationState::Migrated;

@@ -30,7 +30,7 @@ use super::wqe::{SendWqe, Sge};
 use super::{Qp, ReceiveSource};
 use crate::packet::View;
 
-/// The longest rendezvous request: its headers, and what the sender's software adds to them.
+/// The longest rendezvous request: its headers, and bytes that the sender's software adds.
 pub const MAX_RENDEZVOUS: usize = 64;
 const HEADER: usize = size_of::<TagHeader>();
 const FIN: usize = HEADER + size_of::<RendezvousHeader>();

@@ -15,7 +15,7 @@ use crate::packet::{Addressing, Bth, Deth, Gid, ImmDt, Opcode as Wire, Packet, V
 /// Bytes at the start of a UD receive buffer for the global route header; unchanged without one.
 pub(super) const GRH_LEN: usize = 40;
 
-/// QP number of multicasts.
+/// The QP number for multicast.
 pub(in crate::core) const MULTICAST_QPN: u32 = 0xff_ffff;
 
 impl Qp {

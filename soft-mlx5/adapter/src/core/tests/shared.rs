@@ -92,8 +92,8 @@ fn the_limit_event_is_raised_once() {
     assert_eq!(events, [0, 0, 1, 0, 0], "when fewer than the limit are left, once");
     let info = pair.host(1).core.query_srq(srq.srqn).unwrap();
     assert_eq!((info.limit, info.outstanding), (0, 3));
-    // With fewer receives than the limit, the event comes at once. A limit of 0 disarms. A limit
-    // above the size of the queue is refused.
+    // With fewer receives than the limit, the event is raised at once. A limit of 0 disarms. A
+    // limit above the size of the queue is refused.
     pair.host(1).core.arm_srq(srq.srqn, 4).unwrap();
     let limit = (AsyncKind::SrqLimitReached, EventObject::Srq(srq.srqn));
     assert_eq!(pair.host(1).async_events(), [limit]);

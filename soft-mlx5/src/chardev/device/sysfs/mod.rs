@@ -1,7 +1,7 @@
 //! The sysfs entries of a device, as a tree in memory: the files and links that libibverbs,
-//! `ibv_devinfo`, UCX and our own discovery read.
+//! `ibv_devinfo`, UCX and this project's own discovery read.
 //!
-//! The shape is that of Linux's driver core: the device's directory is below `devices`, and
+//! The layout is that of Linux's driver core: the device's directory is below `devices`, and
 //! everything in `class` and `bus` is a symbolic link to it. `layout.rs` fills the directories.
 #![forbid(unsafe_code)]
 
