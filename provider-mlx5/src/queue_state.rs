@@ -467,8 +467,8 @@ impl QueueState {
         receives.is_shared().then(|| receives.user_context())
     }
 
-    /// Visits the ids of an SRQ's posted receives, in no order; none for other queues. For cleaning
-    /// up after [`QueueHandle::close`](crate::user_index::QueueHandle::close).
+    /// Visits the ids of an SRQ's posted receives, in no particular order; none for other queues.
+    /// For cleaning up after [`QueueHandle::close`](crate::user_index::QueueHandle::close).
     pub fn for_each_shared_receive(&self, mut visit: impl FnMut(u64)) {
         let Some(free) = self.free_list() else { return };
         for index in (0..self.recv_wqes()).filter(|&index| free.is_taken(index)) {

@@ -42,7 +42,7 @@ impl Remote {
 
     #[inline(always)]
     pub(crate) fn octoword(self) -> Octoword {
-        // What `RemoteAddressSegment::new` makes.
+        // The same bytes as `RemoteAddressSegment::new`.
         [self.address.to_be(), u64::from(self.rkey.to_be()).to_le()]
     }
 }
@@ -87,7 +87,7 @@ pub enum PostError {
     )]
     Full,
     /// More scatter/gather entries than the queue was created for, than an RDMA read can have (30),
-    /// or than fit into a WQE beside the header of a packet to be segmented.
+    /// or than fit into a WQE together with the header of a packet to be segmented.
     #[error(
         "more scatter/gather entries than the queue was created for, or than such a request can have"
     )]
@@ -101,7 +101,7 @@ pub enum PostError {
     )]
     BadState,
     /// This process is a forked child of the one that created the queue.
-    #[error("this process is a forked child of the one that opened the device: open it anew")]
+    #[error("this process is a forked child of the one that opened the device: open it again")]
     ForkedChild,
     /// The QP's service does not have the operation.
     #[error("QPs of this type do not have the operation")]
@@ -121,7 +121,7 @@ pub enum PostError {
     /// The device needs the first 18 bytes of each packet inside the WQE, and the request does not
     /// have them there: it is not an `EthernetSendHeader`, or the packet is shorter.
     #[error(
-        "the device wants a packet's first 18 bytes inline: send it by EthernetSendHeader; shorter packets cannot be sent"
+        "the device requires a packet's first 18 bytes inline: send it by EthernetSendHeader; shorter packets cannot be sent"
     )]
     BadHeader,
     /// A VLAN tag to be inserted into a packet that has an inline header: the WQE has one field for

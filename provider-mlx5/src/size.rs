@@ -9,7 +9,7 @@ use crate::send_queue::Service;
 /// The limits that the device reports (`mlx5_ib_query_device_resp`, HCA capabilities).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// Most requests of a send or receive queue, as the device announces it (`max_qp_wr`).
+    /// Most requests of a send or receive queue (`max_qp_wr`).
     pub requests: u32,
     /// Longest send WQE in bytes (`max_sq_desc_sz`).
     pub send_wqe_bytes: u32,
@@ -21,7 +21,7 @@ pub struct DeviceLimits {
     pub recv_wqes: u32,
     /// Most entries of a shared receive queue (`max_srq_recv_wr`).
     pub srq_wqes: u32,
-    /// Most entries of a completion queue's ring (`max_cqe`, and the one that stays free).
+    /// Most entries of a completion queue's ring (`max_cqe`, plus the one that stays unused).
     pub cqes: u32,
 }
 
@@ -79,7 +79,7 @@ pub struct SendWanted {
 pub struct SendSize {
     /// Blocks of the ring, a power of two; 0 if no requests were asked for.
     pub wqebbs: u32,
-    /// Requests at a time, at least as many as asked for.
+    /// Requests at a time, at least as many as requested.
     pub requests: u32,
     /// Scatter/gather entries per request.
     pub sge: u32,
@@ -125,7 +125,7 @@ pub enum SizeError {
     RequestTooLong {
         /// Bytes needed.
         needed: u32,
-        /// Bytes that the device takes.
+        /// Bytes that the device supports.
         limit: u32,
     },
     /// More inline data than the segment's length field can hold.
@@ -133,7 +133,7 @@ pub enum SizeError {
         "a request carries at most 1023 bytes of inline data (its length field has 10 bits), not {wanted}"
     )]
     InlineTooLong {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u32,
     },
     /// The ring would be longer than the device's.
@@ -143,7 +143,7 @@ pub enum SizeError {
     TooManyRequests {
         /// Entries needed.
         needed: u64,
-        /// Entries that the device takes.
+        /// Entries that the device supports.
         limit: u32,
         /// Requests of this size that fit the device.
         most: u32,
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(completion_queue(1024, &LIMITS), Ok(2048));
     }
 
-    /// The operations themselves say how long their WQEs are.
+    /// The operations' types define the lengths of their WQEs.
     #[test]
     fn every_operation_fits_the_blocks_that_it_is_granted() {
         use crate::send_queue as q;
