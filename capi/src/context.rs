@@ -42,7 +42,7 @@ pub(crate) struct Context {
 const PLACEHOLDER: &std::ffi::CStr = c"uverbs-software-device";
 
 fn placeholder() -> Option<OwnedFd> {
-    // SAFETY: a string of ours.
+    // SAFETY: a C string.
     let fd = unsafe { libc::memfd_create(PLACEHOLDER.as_ptr(), libc::MFD_CLOEXEC) };
     // SAFETY: just opened, and owned by nothing else.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })

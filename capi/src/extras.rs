@@ -10,8 +10,8 @@ use crate::memory::Mr;
 use crate::pd::Pd;
 use crate::result::{code, destroy_and_free, failed, null, pointer, refused};
 
-/// `IBV_ACCESS_ZERO_BASED`, without which no region over device memory is made
-/// (`ib_uverbs_dm_mr_reg` of the kernel).
+/// `IBV_ACCESS_ZERO_BASED`, which regions of device memory require (`ib_uverbs_dm_mr_reg` of the
+/// kernel).
 const ZERO_BASED: c_uint = 1 << 5;
 /// log2 of the largest alignment.
 const MAX_ALIGNMENT: u32 = 30;

@@ -67,7 +67,7 @@ pub(crate) mod tests {
             // SAFETY: it only sets a timer.
             unsafe { libc::alarm(20) };
             what();
-            // SAFETY: ends the child; nothing of the test harness runs in it.
+            // SAFETY: ends the child without running the test harness.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;

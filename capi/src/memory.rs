@@ -28,8 +28,8 @@ const FLUSH: u32 = 1;
 pub(crate) struct Mr {
     pub(crate) base: ibv_mr,
     pub(crate) region: Option<MemoryRegion>,
-    /// Whether `ibv_rereg_mr` takes it: libibverbs changes no region that is imported, has no
-    /// memory, or has that of a dma-buf (`IBV_MR_TYPE_MR` of its `mr_type`).
+    /// Whether `ibv_rereg_mr` accepts it. libibverbs refuses regions that are imported, without
+    /// memory, or of a dma-buf (not `IBV_MR_TYPE_MR` of its `mr_type`).
     is_changeable: bool,
     #[allow(dead_code, reason = "held for its lifetime")]
     user: Arc<()>,
@@ -53,7 +53,7 @@ impl Mr {
         Box::new(Self { base, region: Some(region), is_changeable: true, user })
     }
 
-    /// The struct for a region that `ibv_rereg_mr` does not take.
+    /// The struct for a region that `ibv_rereg_mr` refuses.
     fn unchangeable(pd: *mut ibv_pd, region: MemoryRegion) -> Box<Self> {
         let mut made = Self::new(pd, ptr::null_mut(), region);
         made.is_changeable = false;
@@ -82,7 +82,7 @@ unsafe fn register(
     if is_everything && !(access.contains(AccessFlags::ON_DEMAND) && addr.is_null() && iova == 0) {
         return null(libc::EINVAL);
     }
-    // SAFETY: by registering memory, C programs promise what the library asks for.
+    // SAFETY: by registering memory, C programs promise what the library requires.
     let region = unsafe {
         if is_everything {
             registration.register_everything()
@@ -133,8 +133,8 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     // A `BorrowedFd` is not negative. The kernel opens no file with the largest number
     // (`sysctl_nr_open_max` in fs/file.c), so it fails in the same way as for a negative one.
     let fd = if fd < 0 { c_int::MAX } else { fd };
-    // SAFETY: the caller's descriptor, for the time of the call; writing to the memory is what it
-    // asks for.
+    // SAFETY: the caller's descriptor, which is open during the call; the caller permits the
+    // device's writes.
     let region =
         unsafe { registration.register_dma_buf(BorrowedFd::borrow_raw(fd), offset, length as u64) };
     pointer(region.map(|region| Mr::unchangeable(pd, region)))
@@ -228,7 +228,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     0
 }
 
-/// `ibv_advise_mr`: brings pages in.
+/// `ibv_advise_mr`, which prefetches pages.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_uint,

@@ -326,7 +326,7 @@ forms! {
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
         // SAFETY: the caller's queue and list; the lock is held, or the program posts in one thread
-        // at a time. The program promises of the memory what the queue requires.
+        // at a time. The program guarantees about the memory what the queue requires.
         unsafe {
             let queue = Srq::of(srq);
             let Some(lock) = queue.lock.try_acquire() else {
@@ -376,7 +376,7 @@ forms! {
         // where it is.
         let library = unsafe { (*queue.queue.get()).provider() };
         let (mut batch, mut wr) = (library.batch(), first);
-        // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
+        // SAFETY: the caller's list, whose memory is as the queue requires.
         let errno = unsafe {
             while let Some(request) = wr.as_ref() {
                 let Some(sge) = receive::usual_sge(request) else { break };

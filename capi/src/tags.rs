@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn post_srq_ops(
 /// Builds one change; an errno if it is refused.
 ///
 /// # Safety
-/// A program's request, with what it promises of the memory in it.
+/// A program's request, whose memory is valid as in C.
 unsafe fn build(batch: &mut TagBatch<'_>, wr: &mut ibv_ops_wr) -> Result<(), c_int> {
     // SAFETY: the caller's promise.
     let change = unsafe { change(wr) }?;
@@ -56,7 +56,7 @@ unsafe fn build(batch: &mut TagBatch<'_>, wr: &mut ibv_ops_wr) -> Result<(), c_i
         signaled: wr.flags & ops_flags::SIGNALED != 0,
         unexpected: is_sync.then_some(wr.tm.unexpected_cnt),
     };
-    // SAFETY: the caller's promise is what the batch asks for.
+    // SAFETY: the caller's promise is what the batch requires.
     if let Some(handle) = unsafe { batch.build(&request) }.map_err(errno)? {
         wr.tm.handle = handle.into();
     }

@@ -84,7 +84,7 @@ impl Wq {
         self.with(|library| library.handle().clone())
     }
 
-    /// Where its ring and its doorbell record are.
+    /// The location of its ring and its doorbell record.
     pub(crate) fn layout(&self) -> (Option<RingLayout>, *mut u8) {
         self.with(|library| library.layout())
     }

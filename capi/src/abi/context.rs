@@ -1,8 +1,8 @@
 //! Devices, contexts, and the table of functions that programs call through a context.
 //!
 //! Most verbs are inline functions of the header. They call a function of `ibv_context.ops` or of
-//! [`verbs_context`]. The latter begins below the `ibv_context` that `ibv_open_device` returns and
-//! grows downwards from release to release. Its size, `sz`, tells which slots exist.
+//! [`verbs_context`]. The latter precedes the `ibv_context` that `ibv_open_device` returns, and
+//! grows towards lower addresses in newer releases. Its size, `sz`, determines which slots exist.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

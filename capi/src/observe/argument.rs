@@ -1,4 +1,4 @@
-//! How a trace shows the arguments and results of verbs, and which objects they name.
+//! How a trace shows the arguments and results of verbs, and the objects to which they refer.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt::Write;
@@ -208,7 +208,7 @@ addresses!(
     *mut ibv_sge
 );
 
-/// Addresses of which the library keeps nothing.
+/// Addresses of memory that the library does not track.
 impl Answer for *mut c_void {
     fn refused() -> Self {
         refuse();
@@ -280,7 +280,7 @@ structs! {
 
 impl Argument for *const [u8; 16] {
     fn show(&self, to: &mut String) {
-        // SAFETY: verbs are given addresses of ports by pointer.
+        // SAFETY: verbs take addresses of ports as pointers.
         unsafe { pointee(*self, to) };
     }
 }
@@ -297,7 +297,7 @@ fn named<T>(mask: u32, bit: u32, field: impl FnOnce() -> *mut T) -> *mut T {
 }
 
 /// Structs that a program fills only in part: older programs know shorter ones, and a mask may
-/// leave fields out. Only the filled part is shown, without fields that a mask beside it names.
+/// leave fields out. Only the filled part is shown, without fields that the mask leaves out.
 macro_rules! parts {
     ($($type:ty: |$given:ident| $show:expr, [$($object:expr),*];)*) => {$(
         impl Argument for *mut $type {
