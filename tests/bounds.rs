@@ -31,7 +31,7 @@ fn empty<T, O, P>(
         // SAFETY: no memory is named.
         unsafe { b.post_receive(2, &[]).unwrap() };
     }
-    // SAFETY: nothing of the memory is read or written.
+    // SAFETY: no memory is read or written.
     unsafe { a.post_send(1, operation, payload, SIGNALED) }.expect(&what);
     for done in setup.completions(1 + usize::from(receives)) {
         assert_eq!(done.status, Status::Success, "{what}: {done:?}");

@@ -412,8 +412,8 @@ fn assert_full(why: &PostError) {
     assert!(why.to_string().contains("poll its CQ"), "the cure: {why}");
 }
 
-/// Consumes completions of before a reset: each poll must return `Empty`, and so many polls would
-/// notice an overrun.
+/// Consumes completions from before a reset. Each poll must return `Empty`, and this number of
+/// polls would notice an overrun.
 fn consume_old_completions(cq: &mut raw::CompletionQueue) {
     assert!((0..3000).all(|_| cq.poll().map(drop) == Err(PollError::Empty)));
 }

@@ -29,7 +29,7 @@ fn a_counter_counts_the_frames_of_its_rules() {
     let queue = [(tirc::INLINE_RQN, rq.number.into())];
     assert_eq!(counted(&counter, number, &channel), [0, 0]);
     for lap in 1..=2 {
-        // The counter keeps what a rule has counted after the rule's end.
+        // The counter keeps its value after the rule's end.
         let (tir, rule) = bench.count_to(&queue, Some((&counter, None)));
         for port in 1..=5 {
             let sent = bench.send(port);

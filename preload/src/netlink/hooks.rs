@@ -66,7 +66,7 @@ fn to_c_result(result: Result<usize, Errno>) -> isize {
 /// # Safety
 /// `header` and its buffers are valid for reads.
 unsafe fn gather(header: *const libc::msghdr) -> Vec<u8> {
-    // SAFETY: the caller's header, with so many buffers.
+    // SAFETY: the caller's header, with its number of buffers.
     let (first, count) = unsafe { ((*header).msg_iov, (*header).msg_iovlen) };
     let mut bytes = Vec::new();
     for index in 0..count {
@@ -108,7 +108,7 @@ hooks! {
         to_length: libc::socklen_t,
     ) -> isize, next {
         if is_own(fd) && length > 0 {
-            // SAFETY: the C function's contract: so many bytes.
+            // SAFETY: the C function's contract: that many bytes.
             let bytes = unsafe { std::slice::from_raw_parts(bytes.cast(), length) };
             if let Some(result) = answer(fd, bytes) {
                 return to_c_result(result);
@@ -162,7 +162,7 @@ hooks! {
             if length < ADDRESS {
                 return sys::fail(libc::EINVAL);
             }
-            // SAFETY: the C function's contract: so many bytes.
+            // SAFETY: the C function's contract: that many bytes.
             let wanted = unsafe { to.cast::<libc::sockaddr_nl>().read_unaligned() };
             if wanted.nl_pid != 0 {
                 socket.port = wanted.nl_pid;
