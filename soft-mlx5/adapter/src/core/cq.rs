@@ -462,6 +462,7 @@ fn is_after(a: u32, b: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::PageMap;
     use crate::memory::recorder::{Accessed, Recorder};
 
     const BASE: u64 = 0x7000_0000;
