@@ -148,7 +148,7 @@ pub mod from_libibverbs {}
 /// ```
 /// use std::sync::Arc;
 /// use uverbs::soft::SoftDevice;
-/// use uverbs::soft::fault::{Fault, FaultPlan, Faulty, Rule};
+/// use uverbs::soft::fault::{FaultPlan, Faulty, PacketFault, Rule};
 /// use uverbs::soft::wire::{Station, Switch, Waker};
 /// use uverbs::{Device, PollError, op, qp::PostFlags, qp_type::Rc};
 ///
@@ -159,7 +159,7 @@ pub mod from_libibverbs {}
 ///     let builder = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station);
 ///     Ok(Device::from_soft(builder.build()?))
 /// };
-/// let rules = vec![Rule { opcode: None, nth: 1, fault: Fault::Drop }];
+/// let rules = vec![Rule { opcode: None, nth: 1, fault: PacketFault::Drop }];
 /// let near = device(1, FaultPlan { rules, ..FaultPlan::default() })?.open()?;
 /// let far = device(2, FaultPlan::default())?.open()?;
 ///

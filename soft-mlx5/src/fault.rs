@@ -8,13 +8,13 @@
 //! ```
 //! use std::sync::Arc;
 //! use uverbs_soft::chardev::SoftDevice;
-//! use uverbs_soft::fault::{Fault, FaultPlan, Faulty, Rule};
+//! use uverbs_soft::fault::{PacketFault, FaultPlan, Faulty, Rule};
 //! use uverbs_soft::packet::Opcode;
 //! use uverbs_soft::wire::{Station, Switch, Waker};
 //!
 //! let (switch, waker, station) = (Switch::new(), Arc::new(Waker::new()?), Station::candidate(1));
 //! let port = switch.attach(station, Some(waker.clone()))?;
-//! let rules = vec![Rule { opcode: Some(Opcode::RC_ACKNOWLEDGE), nth: 1, fault: Fault::Drop }];
+//! let rules = vec![Rule { opcode: Some(Opcode::RC_ACKNOWLEDGE), nth: 1, fault: PacketFault::Drop }];
 //! let wire = Faulty::new(port, FaultPlan { seed: 7, rules, ..FaultPlan::default() });
 //! let control = wire.control();
 //! let device = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station).build()?;
@@ -36,7 +36,7 @@ use crate::wire::{Wire, pass_calls_on};
 
 /// What can happen to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum PacketFault {
     /// It is lost.
     Drop,
     /// It arrives twice, the second time after a delay of the plan's range.
@@ -63,7 +63,7 @@ pub struct Rule {
     /// The number, from 1, of the packet with the fault.
     pub nth: u64,
     /// What happens to it.
-    pub fault: Fault,
+    pub fault: PacketFault,
 }
 
 /// The faults to inject. Probabilities are in parts per million and tried in the order of the
@@ -166,26 +166,26 @@ impl Injector {
         self.counters.seen += 1;
         match self.choose(&packet) {
             None => self.pass(packet, out),
-            Some(Fault::Drop) => self.drop_packet(packet, pool),
-            Some(Fault::Duplicate) => {
+            Some(PacketFault::Drop) => self.drop_packet(packet, pool),
+            Some(PacketFault::Duplicate) => {
                 self.counters.duplicated += 1;
                 let delay = self.delay();
                 self.hold(now.saturating_add(delay), pool.copy(&packet));
                 self.pass(packet, out);
             }
-            Some(Fault::Corrupt) => {
+            Some(PacketFault::Corrupt) => {
                 if self.corrupt(&mut packet) {
                     self.pass(packet, out);
                 } else {
                     pool.give(packet);
                 }
             }
-            Some(Fault::Mangle) => {
+            Some(PacketFault::Mangle) => {
                 self.mangle(&mut packet);
                 self.pass(packet, out);
             }
-            Some(Fault::Reorder) => self.pass_over(now, packet, out),
-            Some(Fault::Delay(delay)) => {
+            Some(PacketFault::Reorder) => self.pass_over(now, packet, out),
+            Some(PacketFault::Delay(delay)) => {
                 self.counters.delayed += 1;
                 self.hold(now.saturating_add(delay), packet);
             }
@@ -209,11 +209,11 @@ impl Injector {
         held.into_iter().chain(waiting).min()
     }
 
-    fn choose(&mut self, packet: &Packet) -> Option<Fault> {
+    fn choose(&mut self, packet: &Packet) -> Option<PacketFault> {
         self.by_rule(packet).or_else(|| self.by_chance())
     }
 
-    fn by_rule(&mut self, packet: &Packet) -> Option<Fault> {
+    fn by_rule(&mut self, packet: &Packet) -> Option<PacketFault> {
         let opcode = packet.bth().map(|bth| bth.opcode());
         let mut chosen = None;
         for (rule, count) in self.plan.rules.iter().zip(&mut self.matched) {
@@ -227,21 +227,21 @@ impl Injector {
         chosen
     }
 
-    fn by_chance(&mut self) -> Option<Fault> {
+    fn by_chance(&mut self) -> Option<PacketFault> {
         let plan = &self.plan;
         let chances = [
-            (plan.drop, Fault::Drop),
-            (plan.duplicate, Fault::Duplicate),
-            (plan.corrupt, Fault::Corrupt),
-            (plan.mangle, Fault::Mangle),
-            (plan.reorder, Fault::Reorder),
+            (plan.drop, PacketFault::Drop),
+            (plan.duplicate, PacketFault::Duplicate),
+            (plan.corrupt, PacketFault::Corrupt),
+            (plan.mangle, PacketFault::Mangle),
+            (plan.reorder, PacketFault::Reorder),
         ];
         let hit = chances.into_iter().find(|(chance, _)| self.prng.chance(*chance));
         if let Some((_, fault)) = hit {
             return Some(fault);
         }
         let late = self.prng.chance(plan.delay);
-        late.then(|| Fault::Delay(self.delay()))
+        late.then(|| PacketFault::Delay(self.delay()))
     }
 
     fn delay(&mut self) -> u64 {

@@ -50,13 +50,13 @@ fn the_same_seed_gives_the_same_faults() {
 #[test]
 fn a_rule_affects_the_packet_it_names() {
     let rule = |nth, fault| Rule { opcode: Some(Opcode(4)), nth, fault };
-    let other = Rule { opcode: Some(Opcode(5)), nth: 1, fault: Fault::Drop };
+    let other = Rule { opcode: Some(Opcode(5)), nth: 1, fault: PacketFault::Drop };
     let rules = vec![
         other,
-        rule(1, Fault::Drop),
-        rule(2, Fault::Reorder),
-        rule(4, Fault::Duplicate),
-        rule(5, Fault::Delay(150)),
+        rule(1, PacketFault::Drop),
+        rule(2, PacketFault::Reorder),
+        rule(4, PacketFault::Duplicate),
+        rule(5, PacketFault::Delay(150)),
     ];
     let plan = FaultPlan { delay_range: (250, 250), rules, ..FaultPlan::default() };
     assert_eq!(order(&run(plan, 9).0), [2, 1, 3, 5, 6, 3, 4, 7, 8]);
@@ -64,7 +64,7 @@ fn a_rule_affects_the_packet_it_names() {
 
 #[test]
 fn the_last_packet_does_not_wait_for_ever() {
-    let rules = vec![Rule { opcode: None, nth: 1, fault: Fault::Reorder }];
+    let rules = vec![Rule { opcode: None, nth: 1, fault: PacketFault::Reorder }];
     let plan = FaultPlan { delay_range: (0, 500), rules, ..FaultPlan::default() };
     let (mut injector, mut out) = (Injector::new(plan), Vec::new());
     injector.inject(1000, packet(0), &mut out, &mut PacketPool::default());
@@ -125,7 +125,7 @@ impl Wire for Kept {
 fn a_control_changes_the_plan_of_a_wire_that_is_in_use() {
     let mut wire = Faulty::new(Kept::default(), FaultPlan::default());
     let (control, mut pool) = (wire.control(), PacketPool::default());
-    let rules = vec![Rule { opcode: None, nth: 2, fault: Fault::Drop }];
+    let rules = vec![Rule { opcode: None, nth: 2, fault: PacketFault::Drop }];
     let second = FaultPlan { rules, ..FaultPlan::default() };
     let plans = [FaultPlan::default(), FaultPlan::cut(), second, FaultPlan::default()];
     for (round, plan) in (0..).zip(plans) {
