@@ -43,6 +43,8 @@ const RECORD: usize = size_of::<CompEventDesc>();
 /// Clones share one channel. Completion queues made with it keep it open.
 /// [`crate::completion_channel`] shows how to wait without missing a completion.
 #[derive(Clone)]
+#[doc(alias = "ibv_comp_channel")]
+#[doc(alias = "ibv_destroy_comp_channel")]
 pub struct CompletionChannel {
     inner: Arc<Inner>,
 }

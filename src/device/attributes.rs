@@ -213,6 +213,7 @@ impl PortAttributes {
     }
 
     /// Link speed in Gbit/s (width times lane speed); `None` if the device reports an unknown code.
+    #[doc(alias = "ibv_query_port_speed")]
     pub fn gigabits(&self) -> Option<f64> {
         Some(f64::from(lanes(self.kernel.legacy_resp.active_width)?) * lane_gigabits(self.speed())?)
     }

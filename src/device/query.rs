@@ -76,6 +76,7 @@ impl Context {
     #[doc(alias = "ibv_query_gid_table")]
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_gid_ex")]
+    #[doc(alias = "ibv_query_gid_type")]
     pub fn gid_table(&self, port: u8) -> Result<Vec<GidEntry>> {
         self.require_port("query_gid_table", port)?;
         match self.query_gid_table() {

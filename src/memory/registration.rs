@@ -69,6 +69,7 @@ impl Registration {
 
     /// Sets the first address that work requests and peers use, instead of the memory's virtual
     /// address. Its offset within a page must be that of the memory.
+    #[doc(alias = "ibv_reg_mr_iova")]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self

@@ -94,6 +94,7 @@ impl ProtectionDomain {
     /// # Errors
     /// As [`ProtectionDomain::create_ah`]; `InvalidInput` for bytes that are not a routing header.
     #[doc(alias = "ibv_create_ah_from_wc")]
+    #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn create_ah_from_completion(
         &self,
         completion: &Completion<'_>,

@@ -47,6 +47,7 @@ pub enum Status {
 
 impl Status {
     /// The text that `ibv_wc_status_str` has for the status.
+    #[doc(alias = "ibv_wc_status_str")]
     pub const fn text(self) -> &'static str {
         match self {
             Self::Success => "success",
