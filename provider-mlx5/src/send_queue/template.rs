@@ -158,7 +158,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
     ) -> Result<(), PostError> {
         let needed = full.of(blocks);
         // Reopened for a request of exactly so many blocks, which follows.
-        if needed.is_ever() && self.reopen_for(BLOCKS as u32) {
+        if needed.is_ever() && self.reopen(BLOCKS as u32) {
             if let Some(open) = self.open_for(needed) {
                 open.post(wr_id, image, flags);
                 return Ok(());
