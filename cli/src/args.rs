@@ -25,7 +25,7 @@ const STATUS: &str = "Exit status: 0 success; 1 a failure of device, peer, file 
     2 a command line or an input that cannot be right. The help of run, replay, wqe decode and cqe \
     decode has theirs; doctor --check ends with 1 if a setting is worth changing.";
 
-/// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the software ConnectX that is built in.
+/// RDMA verbs on NVIDIA ConnectX (mlx5) devices, or on the built-in software ConnectX.
 #[derive(Debug, Parser)]
 #[command(name = "uverbs", version, propagate_version = true, after_help = STATUS)]
 pub(crate) struct Cli {
@@ -34,8 +34,8 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// The grammar. An option takes a negative number as its value: the message about `--port -1`
-    /// then names the valid range, and not an unknown option.
+    /// The grammar. Options accept negative numbers as values, so that the error for `--port -1`
+    /// gives the valid range instead of an unknown option.
     pub(crate) fn grammar() -> clap::Command {
         with_negative_numbers(Self::command())
     }
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Show a device: limits, ports, GIDs, and what is missing on this machine
     Info(Info),
-    /// Show settings of this machine that cost a polling program time, and how to change them
+    /// Show settings of this machine that slow down a polling program, and how to change them
     Doctor(Doctor),
     /// Bounce messages between two ends, verify every byte, measure the round trips
     Pingpong(Pingpong),
@@ -65,9 +65,9 @@ pub(crate) enum Command {
     Transfer(Transfer),
     /// Record the frames of an Ethernet port in pcapng files, with the device's timestamps
     ///
-    /// The times are those at which the device received the frames, in nanoseconds. With the rule
-    /// `sniffer`, or with the same GROUP:PORT as theirs, other programs keep getting their frames.
-    /// It needs CAP_NET_RAW on a kernel's device.
+    /// Timestamps are the times at which the device received the frames, in nanoseconds. Other
+    /// programs still get their frames if the rule is `sniffer`, or a GROUP:PORT that they use,
+    /// too. A device of the kernel needs CAP_NET_RAW.
     ///
     /// The rules:
     ///   sniffer           copies of all frames, received and sent
@@ -76,35 +76,35 @@ pub(crate) enum Command {
     ///   tcp:PORT
     ///   leftovers         frames that neither a rule nor the kernel takes
     ///
-    /// SIGINT and SIGTERM end the recording with a complete file. The end of the file says how many
-    /// frames came and how many were dropped. A full disk ends the recording with status 1; what
-    /// was written before stays.
+    /// SIGINT and SIGTERM end the recording with a complete file, whose end has the numbers of
+    /// frames received and dropped. A full disk ends the recording with status 1; what was written
+    /// before is kept.
     #[command(verbatim_doc_comment)]
     Capture(Capture),
     /// Send the frames of a recording, at their times or at a rate
     ///
-    /// The recording is pcap or pcapng, of either byte order, as `uverbs capture`, tcpdump and
-    /// Wireshark write them. Frames leave as they were recorded, so their checksums and addresses
-    /// must be what the receiver wants. It needs CAP_NET_RAW on a kernel's device.
+    /// The recording is a pcap or pcapng file of either byte order, as `uverbs capture`, tcpdump
+    /// and Wireshark write them. Frames are sent as they were recorded, so their checksums and
+    /// addresses must be right for the receiver. A device of the kernel needs CAP_NET_RAW.
     ///
     /// Each frame is due at its own time: a late frame does not delay those after it. The report
-    /// says how late frames were. Frames that were not recorded whole are skipped, and counted.
+    /// shows how late frames were. Frames that were not recorded in full are skipped, and counted.
     ///
     /// Exit status: 0; 1 if the device failed or the file cannot be read; 2 if it is not a
     /// recording.
     Replay(Replay),
     /// Run an unmodified libibverbs program on the software ConnectX
     ///
-    /// The program's own libibverbs and libmlx5 find a software ConnectX in the program's own
-    /// process: no RDMA hardware, kernel module or privilege is needed. Programs of this machine
-    /// reach each other, and programs that use the uverbs crate, at loopback addresses 127.18.y.z.
+    /// The program's own libibverbs and libmlx5 use a software ConnectX inside its process: no RDMA
+    /// hardware, kernel module or privilege is needed. Programs on this machine reach each other,
+    /// and programs that use the uverbs crate, at loopback addresses 127.18.y.z.
     ///
-    /// Statically linked programs, and programs that make system calls without the C library, do
-    /// not find it.
+    /// It does not work for statically linked programs, and for programs that make system calls
+    /// without the C library.
     ///
-    /// Exit status: the program's, or 128 and the signal's number if a signal ended it. 2 if there
-    /// is no such program or an option is wrong, 1 if this command failed: its message begins with
-    /// `uverbs: `.
+    /// Exit status: the program's, or 128 plus the signal's number if a signal ended it; 2 if there
+    /// is no such program or an option is wrong; 1 if this command itself failed, with a message
+    /// that begins with `uverbs: `.
     Run(Run),
     /// Encode or decode work-queue entries
     #[command(subcommand)]
@@ -128,7 +128,7 @@ pub(crate) struct Devices {
 pub(crate) struct Info {
     /// The device's name; `soft` is the software ConnectX [default: every kernel device, else soft]
     pub(crate) device: Option<String>,
-    /// Show instead which device leads to ADDRESS or to a host of this name, or why none does
+    /// Show instead which device reaches ADDRESS, a host's address or name, or why none does
     #[arg(long, value_name = "ADDRESS", conflicts_with = "root")]
     pub(crate) to: Option<String>,
     /// Print JSON
@@ -147,7 +147,7 @@ pub(crate) struct Doctor {
     /// The processors that poll, like 2 or 2,4-7 [default: the isolated ones]
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<String>,
-    /// End with status 1 if a setting is worth changing
+    /// Exit with status 1 if a setting is worth changing
     #[arg(long)]
     pub(crate) check: bool,
     /// Print JSON
@@ -158,19 +158,19 @@ pub(crate) struct Doctor {
     pub(crate) root: Option<PathBuf>,
 }
 
-/// The device, and the address of it that is used.
+/// The device, and which of its addresses to use.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DeviceChoice {
     /// The device's name; `soft` is the software ConnectX [default: the first mlx5 device that
-    /// works, or soft if the kernel has none; capture and replay take soft only if it is named]
+    /// works, or soft if the kernel has none; capture and replay use soft only if it is named]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Index into the port's GID table [default: chosen as `uverbs info` says]
     #[arg(long, value_name = "N")]
     pub(crate) gid_index: Option<u8>,
-    /// Use the software device, at this address of this machine, of any interface (IPv6 link-local:
-    /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else a
-    /// free one of 127.18.0.0/16, for programs of this machine]
+    /// Use the software device with this address of any interface of this machine (IPv6 link-local:
+    /// fe80::1%eth0); packets are sent as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else a
+    /// free one of 127.18.0.0/16, which only programs on this machine reach]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Option<HostAddress>,
 }
@@ -178,9 +178,9 @@ pub(crate) struct DeviceChoice {
 /// The code that both ends must have.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CodeChoice {
-    /// The code that both ends must have. Other users of the machine see it, unless UVERBS_CODE
-    /// sets it; observers of the network can guess a short one [default: the listening end makes
-    /// one up and prints it]
+    /// The code that both ends must have. Other users of the machine can see it, unless UVERBS_CODE
+    /// sets it; observers of the network can guess a short code [default: the listening end
+    /// generates one and prints it]
     #[arg(long, value_name = "CODE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) code: Option<String>,
     /// Accept any peer; both ends need this option
@@ -194,11 +194,11 @@ impl CodeChoice {
     }
 }
 
-/// What the two ends of a measurement or pingpong are told about each other and their devices.
+/// Options of both ends of a measurement or pingpong.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PairOptions {
-    /// Listen for the other end, on loopback unless ADDRESS is given; the other end decides what is
-    /// done
+    /// Listen for the other end, on loopback unless ADDRESS is given; the other end chooses the
+    /// test
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1", value_parser = own_address)]
     pub(crate) listen: Option<IpAddr>,
     /// Connect the queue pairs by address, through the connection manager (rdma_cm), instead of
@@ -263,11 +263,11 @@ pub(crate) struct Pingpong {
     /// The operation that carries the messages
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
-    /// Poll for completions (the default)
+    /// Poll for completions (default)
     #[arg(long, conflicts_with = "events")]
     pub(crate) poll: bool,
-    /// Sleep until a completion event instead of polling (a plain write makes no event where it
-    /// arrives, so it is always polled for)
+    /// Sleep until a completion event instead of polling (a plain write causes no event at its
+    /// receiver, so writes are always polled for)
     #[arg(long)]
     pub(crate) events: bool,
     #[command(flatten)]
@@ -278,9 +278,10 @@ pub(crate) struct Pingpong {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Measure {
-    /// One message at a time: half the round trip of a send or write, the whole of a read or atomic
+    /// One message at a time: half the round trip of a send or write, the full round trip of a read
+    /// or atomic
     Lat,
-    /// As many messages as the queues hold
+    /// As many messages as the queues can hold
     Bw,
     /// Ethernet frames without the kernel's network stack: half round trips, a fixed rate, bursts,
     /// from a frame's arrival to its answer's departure by the device's clock, cold and warm sends,
@@ -306,11 +307,11 @@ pub(crate) struct Perf {
     /// Latency and bandwidth: the operation; atomic is fetch-and-add
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub(crate) op: Op,
-    /// Bytes in a message, several with commas, or `all` for the powers of two from 2 to 8 MiB
-    /// [default: 64; atomics have 8]. Frames: one length from 60 to 226
+    /// Bytes in a message; several, separated by commas; or `all` for the powers of two from 2
+    /// bytes to 8 MiB [default: 64; atomics have 8]. Frames: one length from 60 to 226
     #[arg(long, value_name = "BYTES")]
     pub(crate) sizes: Option<String>,
-    /// Messages of each size (at most 4 GiB of them)
+    /// Messages of each size (in total at most 4 GiB per size)
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) iters: u64,
     /// Bandwidth: queue pairs, each with its own completion queue
@@ -333,10 +334,11 @@ pub(crate) struct Perf {
     /// Latency: sleep until a completion event instead of polling
     #[arg(long)]
     pub(crate) events: bool,
-    /// Run on this processor only; if both ends run here the other one takes the next
+    /// Run only on this processor; if both ends run on this machine, the other end uses the next
+    /// one
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<usize>,
-    /// Draw the results as an SVG picture
+    /// Draw the results as an SVG chart
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     #[command(flatten)]
@@ -345,7 +347,7 @@ pub(crate) struct Perf {
 
 #[derive(Debug, Args)]
 pub(crate) struct Capture {
-    /// The file. With --rotate-mib or --rotate-seconds a number goes in front of its extension
+    /// The file. With --rotate-mib or --rotate-seconds a number is inserted before its extension
     pub(crate) file: PathBuf,
     // No doc comment: rustdoc would take the brackets for a link.
     #[arg(long, value_name = "RULE", default_value = "sniffer")]
@@ -363,10 +365,10 @@ pub(crate) struct Capture {
     /// Record the first BYTES of each frame
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) snap: Option<u32>,
-    /// Begin another file after this many MiB
+    /// Begin a new file after this many MiB
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub(crate) rotate_mib: Option<u64>,
-    /// Begin another file after this time
+    /// Begin a new file after this time
     #[arg(long, value_name = "SECONDS", value_parser = positive)]
     pub(crate) rotate_seconds: Option<f64>,
     /// Keep only the last N files
@@ -375,13 +377,14 @@ pub(crate) struct Capture {
     /// Replace files that exist already
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Receives: the longest burst that is recorded whole while the disk is busy
+    /// The number of receives: the longest burst that is recorded without loss while the disk is
+    /// busy
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub(crate) depth: u32,
-    /// Bytes of a buffer: longer frames are dropped, and counted
+    /// Bytes of each buffer: longer frames are dropped, and counted
     #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(64..=16384))]
     pub(crate) frame_bytes: u32,
-    /// Take times from the device's PTP clock, where it has real-time timestamps, instead of
+    /// Take times from the device's PTP clock, if it has real-time timestamps, instead of
     /// converting its free-running counter
     #[arg(long)]
     pub(crate) real_time: bool,
@@ -396,13 +399,13 @@ pub(crate) struct Capture {
 pub(crate) struct Replay {
     /// The recording
     pub(crate) file: PathBuf,
-    /// Send this many frames per second, instead of at their times
+    /// Send this many frames per second, instead of at the recorded times
     #[arg(long, value_name = "FRAMES", value_parser = positive, conflicts_with_all = ["speed", "fast"])]
     pub(crate) rate: Option<f64>,
     /// Send this many times faster than recorded
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive, conflicts_with = "fast")]
     pub(crate) speed: f64,
-    /// Send as fast as the device takes frames
+    /// Send as fast as the device accepts frames
     #[arg(long)]
     pub(crate) fast: bool,
     /// Send the recording this many times
@@ -421,7 +424,7 @@ pub(crate) struct Replay {
     pub(crate) json: bool,
 }
 
-/// A number above 0 and below a billion.
+/// A number above 0 and at most a billion.
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
     number.ok_or_else(|| "it must be a number above 0 and at most a billion".to_owned())
@@ -451,7 +454,8 @@ pub(crate) enum Transfer {
 pub(crate) struct TransferRecv {
     /// The directory for the files; it must exist
     pub(crate) dir: PathBuf,
-    /// Address to listen on: 0.0.0.0 is every IPv4 address of this machine, :: every address
+    /// Address to listen on: 0.0.0.0 stands for every IPv4 address of this machine, :: for every
+    /// address
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = own_address)]
     pub(crate) listen: IpAddr,
     /// TCP port to listen on; 0 lets the system choose one, which is printed
@@ -470,7 +474,7 @@ pub(crate) struct TransferRecv {
     pub(crate) json: bool,
 }
 
-// The words are one list: a Vec and a HOST after it would not take options between them.
+// One list, because clap would not accept options between a Vec and a HOST after it.
 #[derive(Debug, Args)]
 #[command(override_usage = "uverbs transfer send [OPTIONS] <FILE>... <HOST>")]
 pub(crate) struct TransferSend {

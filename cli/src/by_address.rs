@@ -2,7 +2,7 @@
 //! endpoints.
 //!
 //! The end that chooses the operation listens and offers its address; the other end connects to it.
-//! The offer has a [`Token`] too, because every program can connect to the address, and another
+//! The offer also contains a [`Token`], because any program can connect to the address, and another
 //! program may listen there later.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -26,8 +26,8 @@ const PREFIX: &str = "cm:";
 /// Interval at which an end that waits checks that its peer still exists.
 const PEER_CHECK: Duration = Duration::from_millis(50);
 
-/// Random bytes by which the two ends know each other: the first half is the private data of the
-/// request, the second half that of the reply.
+/// Random bytes by which the two ends recognize each other: the first half is the private data of
+/// the request, the second half that of the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Token([u8; 32]);
 
@@ -49,7 +49,7 @@ impl Token {
     }
 }
 
-/// A listener for the only peer of a link.
+/// A listener for the one peer of a link.
 #[derive(Debug)]
 pub(crate) struct Offer {
     channel: Channel,
@@ -57,7 +57,7 @@ pub(crate) struct Offer {
     token: Token,
 }
 
-/// What an offer says.
+/// The contents of an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Offered {
     address: SocketAddr,
@@ -118,14 +118,14 @@ impl Offer {
     }
 }
 
-/// Refuses a program that knows the address and not the token.
+/// Rejects a program that does not have the token.
 fn refuse(request: ConnectionRequest) {
     const CAUSE: &[u8] = b"uverbs waits here for another peer";
-    // A stranger that has gone needs no answer.
+    // Errors are ignored, because the program may have gone.
     let _ = request.reject(&RejectData::new(CAUSE).unwrap_or_default());
 }
 
-/// The next event until the deadline. Fails if the peer disappears meanwhile.
+/// Waits for the next event until the deadline. Fails if the peer disappears meanwhile.
 fn next_event(
     channel: &Channel,
     deadline: Instant,
@@ -141,7 +141,7 @@ fn next_event(
     Ok(None)
 }
 
-/// What an offer says, if it is one.
+/// Parses an offer; `None` if the text is not an offer.
 pub(crate) fn offered(text: &str) -> Option<Outcome<Offered>> {
     let parse = |text: &str| {
         let (address, token) = text.rsplit_once('/')?;
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(there("10.0.0.1:5"), "10.0.0.1:5");
     }
 
-    /// A device of the test's own, the offer that it makes, and the queue pair for it.
+    /// A device, an offer on it, and the queue pair for the offer.
     fn offering() -> (SoftDevice, Context, Offer, raw::QueuePair<Rc>) {
         let soft = SoftDevice::builder("soft0").without_wire().build().expect("a device");
         let context = Device::from_soft(soft.clone()).open().expect("it opens");
@@ -270,7 +270,8 @@ mod tests {
         assert!(began.elapsed() < PATIENCE / 2);
     }
 
-    /// A program that knows only the address is refused in words, and the peer is served after it.
+    /// A program that knows only the address is rejected with a reason, and the peer is served
+    /// after it.
     #[test]
     fn a_stranger_does_not_take_the_place_of_the_peer() {
         let (_soft, context, offer, mut qp) = offering();

@@ -1,4 +1,4 @@
-//! Chooses the device that a command uses, and says why.
+//! Chooses the device that a command uses, and explains the choice.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use uverbs::{Context, DEVICE_VARIABLE, Device, DeviceKind, ErrorKind, LinkLayer,
 use crate::args::DeviceChoice;
 use crate::failure::{Failure, Outcome};
 
-/// The environment variable that gives software devices their addresses.
+/// The environment variable with the addresses of software devices.
 pub(crate) const ADDRESS_VARIABLE: &str = "UVERBS_SOFT_ADDRESS";
 
 /// An open device, one of its ports and one of that port's GIDs.
@@ -38,7 +38,7 @@ impl Chosen {
     }
 }
 
-/// How a message says that the software device has to be asked for.
+/// Advice in errors if the software device must be requested.
 const CURE: &str = "--device soft takes the software device";
 
 /// Opens the requested device, else the first mlx5 device that works. Without any mlx5 device, it
@@ -49,12 +49,12 @@ pub(crate) fn choose(choice: &DeviceChoice) -> Outcome<Chosen> {
     })
 }
 
-/// As [`choose`], for frames of a network: the software device has them only if it was asked for.
+/// As [`choose`], for frames of a network: it uses the software device only if that is requested.
 pub(crate) fn choose_network(choice: &DeviceChoice) -> Outcome<Chosen> {
     choose_or(choice, |why| Err(Failure::failed(format!("{why}; {CURE}"))))
 }
 
-/// `without` an mlx5 device and a request for another one gets the reason for having none.
+/// Calls `without`, with the reason, if there is no mlx5 device and no other was requested.
 fn choose_or(
     choice: &DeviceChoice,
     without: impl FnOnce(&str) -> Outcome<(Context, String)>,
@@ -73,7 +73,7 @@ fn choose_or(
     Ok(Chosen { context, why, port, attributes, gid, by_address: false, address })
 }
 
-/// The first address of `UVERBS_SOFT_ADDRESS`, which devices opened by name have.
+/// The first address of `UVERBS_SOFT_ADDRESS`, which a device opened by name has.
 fn address_of_environment() -> Option<HostAddress> {
     HostAddress::of_list(&std::env::var(ADDRESS_VARIABLE).ok()?, 0).ok()
 }
@@ -98,8 +98,8 @@ fn named(requested: Option<&str>) -> Option<(String, String)> {
     Some((name, format!("asked for by {DEVICE_VARIABLE}")))
 }
 
-/// A user whose adapter does not work expects no other device: with an unusable mlx5 device and no
-/// usable one, this is an error.
+/// Opens the first mlx5 device that works. If there are mlx5 devices but none works, this is an
+/// error, because the user expects no other device.
 fn first_usable(
     without: impl FnOnce(&str) -> Outcome<(Context, String)>,
 ) -> Outcome<(Context, String)> {
@@ -121,18 +121,18 @@ fn first_usable(
     })
 }
 
-/// A failure, which may name the device itself.
+/// A failure with the device's name, unless the failure has it already.
 fn about(device: &Device, failure: &Failure) -> String {
     let (name, failure) = (device.name(), failure.to_string());
     if has_word(&failure, name) { failure } else { format!("{name}: {failure}") }
 }
 
-/// Whether a text has this name, and not only as a part of another one.
+/// Whether a text contains this name as a whole word.
 fn has_word(text: &str, name: &str) -> bool {
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name)
 }
 
-/// Whether another driver than mlx5 has the device.
+/// Whether the device belongs to another driver than mlx5.
 fn is_foreign(device: &Device) -> bool {
     device.check().is_err_and(|error| error.kind() == ErrorKind::NotMlx5)
 }
@@ -161,7 +161,7 @@ fn active_port(context: &Context) -> Outcome<(u8, PortAttributes)> {
     )))
 }
 
-/// The device of a report.
+/// The device in a report.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeviceReport {
     device: String,

@@ -1,4 +1,4 @@
-//! What this machine lacks for RDMA over a real device, and the cures.
+//! What is missing on this machine for RDMA with an adapter, and the cures.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use uverbs::error::MEMLOCK_CURE;
 const VENDOR: &str = "0x15b3";
 /// Bit of CAP_IPC_LOCK (linux/capability.h). It removes a process's limit on pinned memory.
 pub(crate) const CAP_IPC_LOCK: u32 = 14;
-/// The smallest limit on locked memory, in bytes, that suffices for ordinary programs: our choice.
+/// The smallest limit on locked memory, in bytes, that this command considers sufficient.
 const COMFORTABLE_MEMLOCK: u64 = 64 << 20;
 
 /// A problem, with its cure.

@@ -1,4 +1,4 @@
-//! Failures of a run: one sentence on standard error and an exit status.
+//! The failure of a run: one sentence on standard error, and an exit status.
 
 use std::fmt;
 

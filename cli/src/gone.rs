@@ -1,5 +1,5 @@
-//! Noticing that the device is gone while polling. A poll of an empty queue says so only once the
-//! event of it was taken.
+//! Detects the device's removal while polling: a poll of an empty queue reports it only after its
+//! event was taken.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use uverbs::{Context, ErrorKind};
 
 use crate::failure::Outcome;
 
-/// Interval at which a polling end looks for its device and its peer.
+/// The interval at which a polling end checks its device and its peer.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Empty polls between two readings of the clock.
+/// The number of empty polls between two readings of the clock.
 const POLLS_PER_CLOCK: u32 = 256;
 
-/// Says when a loop that polls in vain has to look.
+/// Decides when a polling loop must check the device.
 #[derive(Debug)]
 pub(crate) struct Lookout {
     empty_polls: u32,
@@ -24,13 +24,13 @@ impl Lookout {
         Self { empty_polls: 0, last: Instant::now() }
     }
 
-    /// Something came.
+    /// Restarts the count of empty polls, because something has arrived.
     pub(crate) fn reset(&mut self) {
         self.empty_polls = 0;
     }
 
-    /// Counts an empty poll. Fails now and then if the device is gone; returns whether it was time
-    /// to look.
+    /// Counts an empty poll, and checks the device if the interval is over. Returns whether it was;
+    /// fails if the device is gone.
     pub(crate) fn look(&mut self, context: &Context) -> Outcome<bool> {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if !self.empty_polls.is_multiple_of(POLLS_PER_CLOCK) || self.last.elapsed() < INTERVAL {
@@ -41,7 +41,8 @@ impl Lookout {
     }
 }
 
-/// Fails if the device is gone. Takes the asynchronous events, because the last one says so.
+/// Fails if the device is gone, which the last of its asynchronous events reports. Takes all of
+/// them.
 pub(crate) fn require_device(context: &Context) -> Outcome {
     loop {
         match context.try_get_event() {

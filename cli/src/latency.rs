@@ -46,7 +46,7 @@ impl Latency {
         recorded.map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
 
-    /// From times and their counts.
+    /// Creates the distribution from times, in nanoseconds, and their counts.
     pub(crate) fn of(counts: &[(u64, u64)]) -> Self {
         let mut latency = Self::new();
         for (nanoseconds, count) in counts {
@@ -60,7 +60,7 @@ impl Latency {
         self.nanoseconds.len()
     }
 
-    /// The time that this share of them did not exceed, in microseconds.
+    /// The time, in microseconds, that this fraction of the recorded times did not exceed.
     pub(crate) fn at(&self, share: f64) -> f64 {
         self.nanoseconds.value_at_quantile(share) as f64 / 1000.0
     }

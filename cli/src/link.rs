@@ -1,5 +1,5 @@
-//! A reliable connection to the peer: one RC queue pair, its completion queue, and registered
-//! memory of its own.
+//! A reliable connection to the peer: one RC queue pair, its completion queue, and its registered
+//! memory.
 //!
 //! Work requests name ranges of that memory by offset, so the device cannot reach memory outside
 //! of it.
@@ -56,8 +56,7 @@ pub(crate) const USUAL_INLINE: u32 = 60;
 
 #[derive(Debug)]
 pub(crate) struct Link {
-    // Declared first, so destroyed first: afterwards the device does not access the memory any
-    // more.
+    // Declared first, so destroyed first: after that the device no longer accesses the memory.
     qp: raw::QueuePair<Rc>,
     cq: raw::CompletionQueue,
     channel: Option<CompletionChannel>,
@@ -66,12 +65,12 @@ pub(crate) struct Link {
     offer: Option<Offer>,
     connected: Option<Connected>,
     lookout: Lookout,
-    /// When the time-out for the peer started, because nothing had arrived since the last
+    /// When the timeout for the peer started, because nothing had arrived since the last
     /// completion.
     idle_since: Option<Instant>,
     silence: Duration,
-    /// The data of inline requests. A copy, because the peer may write to the registered memory at
-    /// any time.
+    /// A copy of the data of inline requests, because the peer may write to the registered memory
+    /// at any time.
     carried: Vec<u8>,
 }
 
@@ -183,14 +182,14 @@ impl Link {
         O: Takes<Sge>,
     {
         let sge = self.memory.sge(range.offset, range.length)?;
-        // SAFETY: the region checked that it contains the range; it outlives the queue pair (order
-        // of declaration), and this process accesses its bytes only atomically.
+        // SAFETY: the region has checked that it contains the range; it outlives the queue pair
+        // (order of declaration), and this process accesses its bytes only atomically.
         let posted = unsafe { self.qp.post_send(0, operation, sge, flags) };
         posted.context(|| "cannot post".into())
     }
 
-    /// Posts the same request `count` times with one doorbell; the last one asks for a completion.
-    /// `inline` requests carry a copy of the range.
+    /// Posts the same request `count` times with one doorbell; the last one is signaled. `inline`
+    /// requests contain a copy of the range.
     pub(crate) fn post_many(
         &mut self,
         operation: RunTimeOperation<'_>,
@@ -211,8 +210,8 @@ impl Link {
             let destination = RunTimeDestination::Connected;
             let request =
                 SendRequest { wr_id: 0, operation, destination, flags, inline, data: &data };
-            // SAFETY: as for `post`. Inline data is copied now, from bytes of this process that are
-            // borrowed until the end of the function.
+            // SAFETY: as for `post`. Inline data is copied now, from bytes that are borrowed until
+            // the end of the function.
             unsafe { batch.build_request(&request) }.context(|| "cannot post".into())?;
         }
         batch.publish();
@@ -259,8 +258,8 @@ impl Link {
         }
     }
 
-    /// Waits until the byte at `offset` is `value`, the last byte of an RDMA WRITE, which makes no
-    /// completion here. Completions of this end's requests that arrive meanwhile go to `completed`.
+    /// Waits until the byte at `offset` is `value`: the last byte of an RDMA WRITE, which generates
+    /// no completion here. Calls `completed` for completions of this end's requests meanwhile.
     pub(crate) fn next_write(
         &mut self,
         peer: &mut Rendezvous,
@@ -284,13 +283,13 @@ impl Link {
         }
     }
 
-    /// Restarts the time-out, because the peer has sent something.
+    /// Restarts the timeout, because the peer has sent something.
     pub(crate) fn made_progress(&mut self) {
         self.lookout.reset();
         self.idle_since = None;
     }
 
-    /// The time for which the peer may still be silent. Fails if it was silent for too long.
+    /// How long the peer may still be silent. Fails if it was silent for too long.
     fn time_left(&mut self) -> Outcome<Duration> {
         let idle = self.idle_since.get_or_insert_with(Instant::now).elapsed();
         match self.silence.checked_sub(idle) {
@@ -331,7 +330,7 @@ impl Link {
         }
     }
 
-    /// Called between two empty polls: lets a software device make progress, and sometimes checks
+    /// To be called after an empty poll: lets a software device make progress, and sometimes checks
     /// the device and the peer.
     pub(crate) fn pause(&mut self, peer: &mut Rendezvous) -> Outcome {
         if self.lookout.look(self.cq.context())? {
@@ -342,7 +341,7 @@ impl Link {
         Ok(())
     }
 
-    /// As [`Link::pause`], for a peer that is not watched.
+    /// As [`Link::pause`], without checking the peer.
     pub(crate) fn pause_alone(&mut self) -> Outcome {
         self.lookout.look(self.cq.context())?;
         self.poll_idle();
@@ -358,7 +357,7 @@ impl Link {
         self.cq.context().poll_idle();
     }
 
-    /// Waits for a completion event, a message from the peer, or the time-out.
+    /// Waits for a completion event, a message from the peer, or the timeout.
     fn sleep(&mut self, peer: &mut Rendezvous) -> Outcome {
         let left = self.time_left()?;
         let Some(channel) = &self.channel else { return Ok(()) };
@@ -377,9 +376,9 @@ impl Link {
     }
 }
 
-/// A software device shares the processors with other threads. On a machine with two processors and
-/// thirty runnable threads, an acknowledgement took longer than the usual time-out and all its
-/// retries. Code 16 is 0.27 s, eight times with the retries.
+/// A longer timeout for software devices, which share the processors with other threads: on a
+/// machine with two processors and thirty runnable threads, an acknowledgement took longer than the
+/// default timeout with all its retries. Code 16 is 0.27 s, and eight times that with the retries.
 fn ack_timeout(kind: DeviceKind) -> AckTimeout {
     match kind {
         DeviceKind::Software => AckTimeout::from_code(16),
@@ -393,7 +392,7 @@ fn qp_options(qp: &raw::QueuePair<Rc>) -> QpOptions {
     QpOptions { access: ACCESS, timeout, ..QpOptions::default() }
 }
 
-/// Describes an error completion: what failed and what that means.
+/// Describes an error completion: what failed, and what that means.
 fn in_words(cqe: &[u8; 64]) -> Failure {
     let text = match Cqe::decode(cqe) {
         Ok(Cqe { body: CqeBody::Error(error), .. }) => {

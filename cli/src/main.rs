@@ -1,4 +1,5 @@
-//! The `uverbs` command: look at RDMA devices, bounce messages, move files, inspect work queues.
+//! The `uverbs` command: shows RDMA devices, measures, transfers files, captures and replays
+//! frames, runs programs on the software device, and decodes work queues.
 //!
 //! Exit status: 0 success; 1 the device, the peer, a file or the contents failed; 2 the command
 //! line or the input is invalid.
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
     outcome.map_or_else(
         |failure| {
             if let Some(sentence) = failure.sentence() {
-                // It may contain file names and a peer's text.
+                // Escaped because it may contain file names and a peer's text.
                 output::remark(format_args!("uverbs: {}", output::escaped(sentence)));
             }
             ExitCode::from(failure.status())
@@ -68,7 +69,7 @@ fn run(command: &Command) -> Outcome {
     }
 }
 
-/// The command line, or nothing if help or the version was asked for and printed.
+/// Parses the command line; `None` if it asked for help or the version, which was printed.
 fn parse() -> Outcome<Option<Cli>> {
     match Cli::grammar().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
@@ -88,7 +89,7 @@ fn parse() -> Outcome<Option<Cli>> {
     }
 }
 
-/// The first sentence of clap's message and what it suggests, without its usage text.
+/// The first sentence and the suggestion of clap's message, without its usage text.
 fn first_sentence(rendered: &str) -> String {
     let paragraph = rendered.split("\n\n").next().unwrap_or(rendered);
     let words: Vec<&str> = paragraph.trim_start_matches("error: ").split_whitespace().collect();

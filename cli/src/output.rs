@@ -1,4 +1,4 @@
-//! Standard output and standard error, without panics when nothing reads them.
+//! Printing to standard output and standard error, without panics if nothing reads them.
 
 use std::fmt::Display;
 use std::fs::{self, OpenOptions};
@@ -23,8 +23,9 @@ mod at_start {
 
     use super::{IS_CLOSED, Ordering};
 
-    // SAFETY: the C library calls every function of `.init_array` once before `main`, with
-    // arguments that one without parameters ignores. This one needs no part of Rust's runtime.
+    // SAFETY: the C library calls every function in `.init_array` once before `main`, with
+    // arguments that a function without parameters ignores. `check` needs nothing of Rust's
+    // runtime.
     #[used]
     #[unsafe(link_section = ".init_array")]
     static CHECK: extern "C" fn() = check;
@@ -50,7 +51,7 @@ pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     print(serde_json::to_string(value).context(|| "cannot encode the result".into())?)
 }
 
-/// Prints one JSON document on lines for people.
+/// Prints one JSON document, indented.
 pub(crate) fn print_pretty_json(value: &impl Serialize) -> Outcome {
     print(serde_json::to_string_pretty(value).context(|| "cannot encode the result".into())?)
 }
@@ -61,18 +62,18 @@ pub(crate) fn remark(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Fails if a file could not be written later, and leaves everything as it was.
+/// Fails if a file could not be written later. Changes nothing.
 pub(crate) fn check_writable(path: &Path) -> io::Result<()> {
     match path.metadata() {
-        // Opening it would wait for a reader.
+        // Opening a FIFO would wait for a reader.
         Ok(file) if file.file_type().is_fifo() => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => check_creatable(path),
         _ => OpenOptions::new().append(true).open(path).map(drop),
     }
 }
 
-/// [`check_writable`] for a file that is not there. Only results leave one: it removes what it has
-/// created itself, but not what another run creates at the same time. A link stays.
+/// [`check_writable`] for a file that does not exist. It removes a file that it has created, but
+/// not one that another run creates at the same time. A symbolic link is kept.
 fn check_creatable(path: &Path) -> io::Result<()> {
     match OpenOptions::new().append(true).create_new(true).open(path) {
         Ok(_) => fs::remove_file(path),

@@ -48,7 +48,7 @@ impl ListenOptions<'_> {
         about: impl FnOnce(&Chosen) -> String,
     ) -> Outcome<(Chosen, Listener)> {
         let PairOptions { choice, code, child_of, json, .. } = self.options;
-        // Ends this process when the client that started it ends.
+        // This process must end with the client that started it.
         child_of.map_or(Ok(()), die_with)?;
         let chosen = device::choose(choice)?;
         let code = Code::to_listen(code)?;
@@ -62,8 +62,8 @@ impl ListenOptions<'_> {
     }
 }
 
-/// The data with which a script reaches a listening end. The code is included only if this end made
-/// it up.
+/// The data with which a script reaches a listening end. The code is included only if this end
+/// generated it.
 pub(crate) fn listening_json(listener: &Listener) -> Outcome<Value> {
     let address = listener.address()?;
     Ok(json!({
@@ -102,8 +102,8 @@ fn die_with(parent: u32) -> Outcome {
     Ok(())
 }
 
-/// The server's process takes a free loopback address for its software device, which a device at
-/// the address of an interface cannot reach.
+/// Fails if the client's software device has the address of an interface: the server's process
+/// would take a free loopback address, which that device cannot reach.
 fn require_another_address(service: &str, address: Option<&HostAddress>) -> Outcome {
     match address {
         Some(address) if address.station().is_none() => Err(Failure::usage(format!(
@@ -126,7 +126,7 @@ impl Server {
         let mut command = Command::new(std::env::current_exe().context(doing)?);
         command.args([service, "--listen", "--json", "--port", "0"]).args(options);
         command.env(CODE_VARIABLE, code.to_pass_on().unwrap_or_default());
-        // Each software device needs an address of its own.
+        // Each software device needs its own address.
         command.env_remove(ADDRESS_VARIABLE);
         command.args(["--child-of", &std::process::id().to_string()]);
         command.args(["--device", chosen.context.device().name()]);
@@ -170,7 +170,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Of no effect on a process that has ended.
+        // Has no effect if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

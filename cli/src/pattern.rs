@@ -10,7 +10,7 @@ pub(crate) fn answer(index: u64) -> u64 {
     2 * index + 1
 }
 
-/// Eight-byte word `index` of message number `message`: SplitMix64 of both.
+/// The eight-byte word `index` of message number `message`, computed by SplitMix64.
 fn word(message: u64, index: u64) -> [u8; 8] {
     let mut z = message
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -77,7 +77,7 @@ fn check_listener<'a>(
     })
 }
 
-/// An option as it is typed.
+/// The option as the user types it.
 fn flag(option: &str) -> String {
     format!("--{}", option.replace('_', "-"))
 }

@@ -30,19 +30,19 @@ that cannot be read is answered by one with an error, and the status stays 0."#;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Wqe {
-    /// Work requests (JSON lines on standard input) to work-queue bytes (JSON lines)
+    /// Convert work requests (JSON lines on standard input) to work-queue bytes (JSON lines)
     #[command(after_long_help = ENCODE_WQE, term_width = 0)]
     Encode,
-    /// Work-queue bytes to words; JSON lines to JSON lines
+    /// Describe work-queue bytes; JSON lines are converted to JSON lines
     Decode(DecodeWqe),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cqe {
-    /// Completions (JSON lines on standard input) to completion-queue bytes (JSON lines)
+    /// Convert completions (JSON lines on standard input) to completion-queue bytes (JSON lines)
     #[command(after_long_help = ENCODE_CQE, term_width = 0)]
     Encode,
-    /// Completion-queue bytes to words; JSON lines to JSON lines
+    /// Describe completion-queue bytes; JSON lines are converted to JSON lines
     Decode(DecodeCqe),
 }
 
@@ -55,14 +55,14 @@ pub(crate) struct DecodeWqe {
     /// The queue that they are from
     #[arg(long, value_enum, default_value_t = Queue::Send)]
     pub(crate) queue: Queue,
-    /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: what fits the bytes
-    /// best]
+    /// Kind of send queue: rc, uc, ud, xrc_send, dci, raw_packet [default: the one that fits the
+    /// bytes best]
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) service: Option<String>,
     /// The bytes are a whole send queue, so that each WQE must be where its index says
     #[arg(long)]
     pub(crate) ring: bool,
-    /// Bytes per entry of a receive queue [default: all of them are one]
+    /// Bytes per entry of a receive queue [default: all bytes are one entry]
     #[arg(long, value_name = "BYTES")]
     pub(crate) stride: Option<usize>,
     /// Also explain what the NIC would do

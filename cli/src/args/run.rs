@@ -12,7 +12,7 @@ fn checked_addresses(list: &str) -> Result<String, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Number of devices: /dev/infiniband/uverbs0, uverbs1 …
+    /// Number of devices (/dev/infiniband/uverbs0, uverbs1 …)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
     pub(crate) devices: u32,
     /// The ports' link layer
@@ -21,13 +21,13 @@ pub(crate) struct Run {
     /// The model of the devices
     #[arg(long, value_enum, default_value_t = RunModel::Cx6dx)]
     pub(crate) model: RunModel,
-    /// The kernel that programs see
+    /// The kernel interface that programs see
     #[arg(long, value_enum, default_value_t = RunKernel::Current)]
     pub(crate) kernel: RunKernel,
-    /// The devices' addresses, with commas between them; further devices have the addresses that
-    /// follow the last one. Each is an address of this machine, of any interface (IPv6 link-local:
-    /// fe80::1%eth0); packets travel as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
-    /// ones of 127.18.0.0/16, for programs of this machine]
+    /// The devices' addresses, separated by commas; further devices have the addresses that follow
+    /// the last one. Each is an address of any interface of this machine (IPv6 link-local:
+    /// fe80::1%eth0); packets are sent as RoCE v2 over UDP [default: UVERBS_SOFT_ADDRESS, else free
+    /// ones of 127.18.0.0/16, which only programs on this machine reach]
     #[arg(long, value_name = "ADDRESS[,…]", value_parser = checked_addresses)]
     pub(crate) address: Option<String>,
     /// What carries packets between processes
@@ -38,11 +38,11 @@ pub(crate) struct Run {
     /// SEED,drop=%,duplicate=%,corrupt=%,reorder=%,delay=%,ioctl=N:ERRNO,port=MS,remove=MS
     #[arg(long, value_name = "SEED[,FAULT=…]")]
     pub(crate) faults: Option<String>,
-    /// Record the packets of the wire; every device but the first adds process and number to the
+    /// Record the packets; every device but the first appends the process id and its number to the
     /// name. FILE may be a FIFO that a program reads
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// Write a line for every call on the devices [default: to standard error]
+    /// Write a line for every call to the devices [default: to standard error]
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
     pub(crate) trace: Option<PathBuf>,
     /// The program and its arguments
@@ -52,12 +52,12 @@ pub(crate) struct Run {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RunWire {
-    /// Memory shared with processes of the same user that offer it, RoCEv2 over UDP to others
+    /// Shared memory to processes of the same user, RoCE v2 over UDP to others
     Memory,
-    /// Memory shared with processes of any user that have this option too, RoCEv2 over UDP to
+    /// Shared memory to processes of any user that also have this option, RoCE v2 over UDP to
     /// others
     MemoryOfAnyUser,
-    /// Only RoCEv2 over UDP, for tcpdump and Wireshark on the loopback interface
+    /// Only RoCE v2 over UDP, for tcpdump and Wireshark on the loopback interface
     Udp,
 }
 
@@ -87,6 +87,6 @@ pub(crate) enum RunKernel {
     StaticUar,
     /// Queues are created by write commands (Linux 5.0)
     WriteCommands,
-    /// Knows only the shortest request for a context
+    /// Accepts only the shortest request for a context
     ShortContext,
 }

@@ -137,13 +137,13 @@ impl Open {
         };
         let file = BufWriter::with_capacity(BUFFER, opened);
         let mut recorder = Recorder::new(file, interface).context(what)?;
-        // So that a full disk is reported at once.
+        // Flushed so that a full disk is reported at once.
         recorder.flush().context(what)?;
         Ok(Self { recorder, since: Instant::now(), frames: 0 })
     }
 }
 
-/// The name with a number in front of its extension.
+/// The name with a number before its extension.
 fn numbered(path: &Path, number: u64) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().map(|text| format!(".{}", text.to_string_lossy()));

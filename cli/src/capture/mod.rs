@@ -1,4 +1,4 @@
-//! `uverbs capture`: frames of a port in pcapng files, with the device's timestamps.
+//! `uverbs capture`: records frames of a port in pcapng files, with the device's timestamps.
 
 mod files;
 mod rule;
@@ -31,7 +31,7 @@ const SLEEP: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Capture) -> Outcome {
-    // Before the device has threads, because they inherit the set of blocked signals.
+    // Before the device starts threads, because they inherit the blocked signals.
     let stop = Stop::new()?;
     let chosen = choose_network(&arguments.choice)?;
     let builder = chosen.context.alloc_pd()?.create_rx_queue(arguments.depth);
@@ -108,7 +108,7 @@ impl<'a, U> Session<'a, U> {
         Ok(full || self.left().is_some_and(|left| left.is_zero()) || self.stop.is_requested()?)
     }
 
-    /// Time until the end that was asked for.
+    /// The time until the requested end.
     fn left(&self) -> Option<Duration> {
         let length = Duration::from_secs_f64(self.arguments.seconds?);
         Some(length.saturating_sub(self.began.elapsed()))
@@ -174,8 +174,8 @@ struct Report {
     seconds: f64,
     #[serde(skip)]
     received: u64,
-    /// Frames that matched the rule but for which the queue had no receive; none if the device does
-    /// not count them.
+    /// Frames that matched the rule but for which the queue had no receive; `None` if the device
+    /// does not count them.
     lost: Option<u64>,
     /// Frames longer than a buffer.
     too_long: u64,

@@ -1,4 +1,4 @@
-//! Which frames are recorded.
+//! The rule that selects the recorded frames.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,9 +16,10 @@ const LAST_VLAN: u16 = 4094;
 pub(crate) enum Rule {
     /// Copies of all frames, received and sent.
     Sniffer,
-    /// Frames that neither a rule nor the kernel takes.
+    /// Frames that neither a rule nor the kernel receives.
     Leftovers,
-    /// A multicast line. The rule equals a program's rule, so both get the frames.
+    /// A multicast line. The rule is equal to a program's rule for this line, so both get the
+    /// frames.
     Line(UdpMulticast),
     /// A port, whose packets the kernel no longer gets.
     Port(Protocol, u16),

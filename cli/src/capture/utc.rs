@@ -18,16 +18,16 @@ impl ToUtc<FreeRunning> for (UtcClock, Instant) {
     }
 
     fn refresh(&mut self) {
-        // Half the period, because a turn takes time itself.
+        // Half the period, because a batch itself takes time.
         if self.1.elapsed() >= self.0.period() / 2 {
-            // If that fails, the old copy is good enough for another turn.
+            // If that fails, the old values are good enough for another batch.
             let _ = self.0.refresh();
             self.1 = Instant::now();
         }
     }
 }
 
-/// The device's PTP clock: its timestamps are UTC.
+/// The device's PTP clock, whose timestamps are UTC.
 pub(super) struct Ptp;
 
 impl ToUtc<RealTime> for Ptp {

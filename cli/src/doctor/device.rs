@@ -1,4 +1,5 @@
-//! An adapter: its PCI function, its network interfaces, its port and the drops that it counted.
+//! Checks of an adapter: its PCI function, its network interfaces, its port and its counters of
+//! drops.
 
 use std::collections::BTreeSet;
 
@@ -103,7 +104,7 @@ pub(super) fn checks(tree: &Tree, device: &Examined, polling: &BTreeSet<usize>) 
     checks
 }
 
-/// Whether the PCIe link runs as fast and as wide as both ends can.
+/// Whether the PCIe link is as fast and as wide as both ends support.
 fn pci_link(
     tree: &Tree,
     device: &Examined,

@@ -1,4 +1,5 @@
-//! The features of an adapter for programs of frames, as the device itself reports them.
+//! Checks of an adapter's features for programs that use Ethernet frames, as the device reports
+//! them.
 
 use uverbs::cq::TimestampFormat;
 use uverbs::{Context, Error, ErrorKind, Limit};

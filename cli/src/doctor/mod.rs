@@ -1,9 +1,9 @@
-//! `uverbs doctor`: settings of this machine that cost a busy-polling program time, each with its
+//! `uverbs doctor`: settings of this machine that slow down a busy-polling program, each with its
 //! value, the reason why it matters and the command that changes it.
 //!
-//! It reads settings from files below one root (sysfs and procfs). Unless the root is another
-//! machine's, it also opens the adapter to read its features, and runs `ethtool` and `ip` for what
-//! is in no file. It changes nothing.
+//! It reads settings from sysfs and procfs below one root. Unless the root is another machine's, it
+//! also opens the adapter to read its features, and runs `ethtool` and `ip` for settings that are
+//! in no file. It changes nothing.
 
 mod device;
 mod features;
@@ -31,7 +31,7 @@ use tree::{Tree, members};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
-    /// The setting is as a busy-polling program needs it.
+    /// The setting is right for a busy-polling program.
     Ok,
     /// Worth changing, as `cure` describes.
     Change,
@@ -101,7 +101,7 @@ impl Check {
 #[derive(Debug, Serialize)]
 struct Report {
     checks: Vec<Check>,
-    /// How many checks ask for a change.
+    /// The number of checks that recommend a change.
     changes: usize,
 }
 
@@ -142,7 +142,8 @@ pub(crate) fn run(arguments: &args::Doctor) -> Outcome {
     }
 }
 
-/// Checks of a device whose values are in no file, so that they need the running machine.
+/// Checks of a device whose values are in no file, and which therefore work only on the machine
+/// itself.
 fn without_file(tree: &Tree, device: &device::Examined) -> Vec<Check> {
     let interfaces = tree.names(device.file("net"));
     let shown = interfaces
@@ -191,7 +192,7 @@ fn text(report: &Report) -> String {
     lines.join("\n")
 }
 
-/// Settings that were read.
+/// The number of settings that were read.
 fn read_of(report: &Report) -> usize {
     report.checks.iter().filter(|check| check.verdict != Verdict::Unknown).count()
 }

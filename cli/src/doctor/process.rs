@@ -15,10 +15,10 @@ const CAP_NET_RAW: u32 = 13;
 const CAP_SYS_NICE: u32 = 23;
 /// The contents of `/proc/self/uid_map` in the first user namespace.
 const ALL_IDS: &str = "4294967295";
-/// The last kernel version whose source checks CAP_NET_RAW in the first user namespace (`capable`
-/// in drivers/infiniband/core), and the first one that checks it in the namespace that owns the
-/// device's network namespace (`rdma_uattrs_has_raw_cap`). The behaviour of the versions between is
-/// unconfirmed.
+/// The last kernel version known to check CAP_NET_RAW in the first user namespace (`capable` in
+/// drivers/infiniband/core), and the first one known to check it in the user namespace that owns
+/// the device's network namespace (`rdma_uattrs_has_raw_cap`). The behaviour of the versions
+/// between is unconfirmed.
 const GATES: [(u32, u32); 2] = [(6, 12), (6, 17)];
 
 pub(super) fn checks(tree: &Tree) -> Vec<Check> {

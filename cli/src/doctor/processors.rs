@@ -1,4 +1,4 @@
-//! A processor that polls: other work on it, and whether it may sleep or slow down.
+//! Checks of a polling processor: other work on it, and whether it may sleep or slow down.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ fn tickless(tree: &Tree, subject: &str, cpu: usize) -> Check {
     )
 }
 
-/// `nohz_full` moves the callbacks to other processors, too (`rcu_init_nohz` of
+/// RCU callbacks. `nohz_full` also moves them to other processors (`rcu_init_nohz` of
 /// kernel/rcu/tree_nocb.h).
 fn callbacks(tree: &Tree, subject: &str, cpu: usize) -> Check {
     let why = "RCU runs callbacks of the kernel on the processor that queued them";
@@ -95,9 +95,9 @@ fn siblings(tree: &Tree, subject: &str, cpu: usize) -> Check {
     }
 }
 
-/// The part of the time since boot in which a processor was not idle. The fields of `/proc/stat`
-/// (Documentation/filesystems/proc.rst) begin with user, nice, system, idle, iowait, irq, softirq
-/// and steal.
+/// The percentage of the time since boot in which a processor was not idle. The fields of
+/// `/proc/stat` (Documentation/filesystems/proc.rst) begin with user, nice, system, idle, iowait,
+/// irq, softirq and steal.
 fn busy_percent(tree: &Tree, cpu: usize) -> Option<u64> {
     let text = tree.read("proc/stat")?;
     let times = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} ")))?;

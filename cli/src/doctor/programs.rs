@@ -1,5 +1,5 @@
-//! Settings and counters of a network interface that are in no file: what the programs `ethtool`
-//! and `ip` show of this machine's interfaces.
+//! Checks of settings and counters of a network interface that are in no file, but are printed by
+//! `ethtool` and `ip`.
 
 use std::process::Command;
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::doctor::Verdict;
 
-    /// Verdict and value of what `ethtool` printed.
+    /// The verdict and value for text that `ethtool` printed.
     fn found(check: fn(&str, &str, &str) -> Check, text: &str) -> (Verdict, String) {
         let check = check("mlx5_0 (eth0)", "eth0", text);
         (check.verdict, check.value)

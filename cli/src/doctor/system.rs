@@ -1,4 +1,4 @@
-//! The whole machine: isolated processors, clocks, the kernel, background work.
+//! Checks of the whole machine: isolated processors, clocks, the kernel, background work.
 
 use std::collections::BTreeSet;
 
@@ -141,7 +141,7 @@ fn time_daemons(tree: &Tree) -> Check {
     }
 }
 
-/// Which of these programs run.
+/// Those of the given programs that run.
 fn daemons(tree: &Tree, names: &[&str]) -> BTreeSet<String> {
     let pids = tree.names("proc").into_iter().filter(|name| name.parse::<u32>().is_ok());
     pids.filter_map(|pid| tree.read(format!("proc/{pid}/comm")))

@@ -80,7 +80,7 @@ fn pair(subject: &str, name: &'static str) -> (String, &'static str) {
     (subject.to_owned(), name)
 }
 
-/// What the machine above lacks: huge pages of the first node.
+/// What the test machine lacks: huge pages of the first node.
 fn lacking() -> Vec<(String, &'static str)> {
     vec![pair("memory", "huge pages")]
 }

@@ -1,4 +1,4 @@
-//! `uverbs info --to ADDRESS`: which device leads to an address, or why none does.
+//! `uverbs info --to ADDRESS`: which device reaches an address, or why none does.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -16,7 +16,7 @@ use super::interface_name;
 use crate::diagnosis::Missing;
 use crate::failure::Outcome;
 
-/// Time-out for a neighbour's answer.
+/// Timeout for a neighbour's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The connection manager's answer for an address.
@@ -34,7 +34,7 @@ pub(super) enum AddressState {
     Unresolved { problem: Missing },
 }
 
-/// The facts of this machine that decide whether an address can be resolved.
+/// The state of this machine that decides whether an address can be resolved.
 #[derive(Debug, Clone)]
 struct Facts {
     to: IpAddr,
@@ -184,8 +184,8 @@ impl Facts {
         (!port.is_active).then(|| port_down(port))
     }
 
-    /// The obstacle for software devices. Each is either on the loopback network, or at an address
-    /// of an interface and reaches the same hosts as the interface.
+    /// The obstacle for software devices. Each either has a loopback address, or has the address of
+    /// an interface and reaches the same hosts as that interface.
     fn soft_problem(&self, error: &Error) -> Option<Missing> {
         let mut addresses = self.ports.iter().flat_map(|port| &port.addresses);
         let is_loopback =
@@ -212,7 +212,7 @@ impl Facts {
         )
     }
 
-    /// Software devices on the loopback network reach only that network.
+    /// The reason if software devices have loopback addresses: they reach only such addresses.
     fn beyond_loopback(&self) -> Missing {
         let cure = match self.source {
             Ok(source) => format!("give it the address {source}: UVERBS_SOFT_ADDRESS={source}"),
@@ -264,7 +264,7 @@ fn port_down(port: &PortFacts) -> Missing {
     )
 }
 
-/// The reason if nothing is wrong on this machine.
+/// The reason if this machine has no problem.
 fn unanswered(facts: &Facts, error: &Error) -> Missing {
     if error.kind() != ErrorKind::TimedOut {
         return Missing::of(error);

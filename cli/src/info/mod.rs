@@ -1,4 +1,5 @@
-//! `uverbs info`: a device's properties, which GID it would use, and what this machine lacks.
+//! `uverbs info`: a device's properties, the GID that would be used, and what is missing on this
+//! machine.
 
 mod address;
 mod text;
@@ -17,7 +18,7 @@ use crate::diagnosis::{Missing, missing};
 use crate::failure::{Failure, Outcome};
 use crate::output::{print, print_pretty_json};
 
-/// Everything that is shown.
+/// The whole report.
 #[derive(Debug, Serialize)]
 struct Report {
     devices: Vec<DeviceReport>,
@@ -115,7 +116,7 @@ pub(crate) fn run(arguments: &args::Info) -> Outcome {
     }
 }
 
-/// Shows which of the devices leads to an address.
+/// Shows which of the devices reaches an address.
 fn way(to: &str, devices: &[Device], json: bool) -> Outcome {
     let contexts: Vec<_> = devices.iter().filter_map(|device| device.open().ok()).collect();
     let report = address::report(to, &contexts)?;
@@ -143,7 +144,7 @@ fn wanted(name: Option<&str>, kernel: &[Device]) -> Outcome<Vec<Device>> {
     }
 }
 
-/// Points to `--to` if the name of a device is an address.
+/// Suggests `--to` if the name of a device is an address.
 fn unknown(name: &str, error: uverbs::Error) -> Failure {
     let is_address = error.kind() == ErrorKind::NotFound && name.contains(['.', ':']);
     match is_address {

@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ pub(super) fn of(report: &Report) -> String {
     parts.join("\n\n")
 }
 
-/// Which device leads to an address.
+/// The report about an address.
 pub(super) fn of_address(report: &AddressReport) -> String {
     match &report.state {
         AddressState::Resolved { device, port, source } => {

@@ -10,7 +10,7 @@ use uverbs_mlx5_inspect::{DumpError, DumpLines, is_separator};
 use super::{Answer, answer_lines_of};
 use crate::failure::{Context, Failure, Outcome};
 
-/// Bytes of a dump that are read before the first is decoded: a shorter dump is checked as a whole
+/// The bytes of a dump that are read before decoding begins: a shorter dump is checked as a whole
 /// before anything is printed.
 pub(super) const READ_FIRST: usize = 1 << 20;
 /// Bytes of text read at a time. A longer line is read in parts.
@@ -33,7 +33,7 @@ pub(super) struct Dump {
     has_ended: bool,
 }
 
-/// Opens a dump. If the input is JSON lines, answers them and returns nothing.
+/// Opens a dump. If the input consists of JSON lines, answers them and returns `None`.
 pub(super) fn read(hex: &[String], answer: impl Fn(&Value) -> Answer) -> Outcome<Option<Dump>> {
     if !hex.is_empty() {
         return Dump::new(Box::new(Cursor::new(hex.join(" ")))).map(Some);

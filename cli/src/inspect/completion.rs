@@ -66,7 +66,7 @@ fn of_completion(completion: &Polled) -> Map<String, Value> {
     answer
 }
 
-/// Immediate data or invalidated key, as a little-endian program has the union in memory.
+/// Immediate data or invalidated key, as the union is in the memory of a little-endian program.
 fn immediate(completion: &Polled) -> Option<Value> {
     let key = completion.invalidated_rkey.map(u32::to_le_bytes);
     let bytes = completion.immediate.map(|immediate| immediate.0).or(key)?;
@@ -99,7 +99,7 @@ struct Completion {
     timestamp: Number<u64>,
     solicited: bool,
     owner: bool,
-    /// Data inside the CQE, 32 bytes at most.
+    /// Data inside the CQE, at most 32 bytes.
     inline: Hex,
 }
 
@@ -167,7 +167,7 @@ impl Completion {
     }
 
     /// The CQE's word for immediate data, whose byte order is kept, or for an invalidated key,
-    /// which is big-endian. Without either it has the index of the P_Key.
+    /// which is big-endian. Without either it is the P_Key index.
     fn immediate(&self) -> U32 {
         match self.imm_be {
             Some(HexArray(bytes)) if self.wc_flags.0 & WITH_INV != 0 => {

@@ -1,4 +1,4 @@
-//! `uverbs cqe decode` of a dump: completion-queue bytes to words.
+//! `uverbs cqe decode` of a dump: describes completion-queue bytes.
 
 use uverbs_mlx5::format::{CqeFormat, MiniCqeFormat};
 use uverbs_mlx5_inspect::{Cqe, CqeBody, SessionError, expand_session_at};
@@ -12,8 +12,8 @@ use crate::output::print;
 /// Entries of the largest completion queue (log_max_cq_sz of a ConnectX is 22). `--consumed`
 /// requires the whole queue.
 const MAX_ENTRIES: usize = 1 << 22;
-/// Entries that are decoded together if the dump is longer than the first read. A compressed
-/// session longer than this is not decompressed.
+/// The number of entries that are decoded together if the dump is longer than the first read. A
+/// longer compressed session is not decompressed.
 const WINDOW: usize = 1 << 13;
 
 /// Runs `uverbs cqe decode`.
@@ -72,8 +72,7 @@ enum Role {
     Alone,
     /// The title of a session, with its decompressed CQEs.
     Title(Result<Vec<Cqe>, SessionError>),
-    /// An entry that belongs to the session of this title (its number in the dump): mini-CQEs, or
-    /// unused.
+    /// An entry of the session with this title (its number in the dump): mini-CQEs, or unused.
     InSession(usize),
 }
 

@@ -1,4 +1,4 @@
-//! `uverbs wqe decode`: work-queue bytes to words, or to JSON.
+//! `uverbs wqe decode`: describes work-queue bytes, as text or as JSON.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ fn findings_json(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(ToString::to_string).collect()
 }
 
-/// Blocks of the largest send queue: a WQE's index has 16 bits.
+/// The blocks of the largest send queue: a WQE's index has 16 bits.
 const MAX_BLOCKS: usize = 1 << 16;
 
 /// The service to decode as: that of `--type`, else the one that fits the first WQE best.

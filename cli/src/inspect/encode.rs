@@ -1,4 +1,5 @@
-//! `uverbs wqe encode`: work requests to the bytes that the real queues write for them.
+//! `uverbs wqe encode`: converts work requests to the bytes that the library's queues write for
+//! them.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

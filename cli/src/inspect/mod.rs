@@ -1,8 +1,9 @@
-//! `uverbs wqe` and `uverbs cqe`: work-queue and completion-queue entries to bytes and back.
+//! `uverbs wqe` and `uverbs cqe`: convert work-queue and completion-queue entries to bytes and
+//! back.
 //!
-//! JSON lines as input give JSON lines as output, one for each and in the same order. An invalid
-//! line gives its `case` and an `error`. Any other input is a dump of bytes, and is printed as
-//! text.
+//! Each JSON line of the input results in one JSON line of output, in the same order; for an
+//! invalid line that has its `case` and an `error`. Any other input is a dump of bytes, which is
+//! described as text.
 
 mod bytes;
 mod completion;

@@ -86,7 +86,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Request {
-    /// The request as one for a queue of this service.
+    /// Converts the request for a queue of this service.
     pub(super) fn prepare(&self, service: Service) -> Result<Prepared<'_>, String> {
         let address: AddressVector = zerocopy::transmute!(self.av.map_or([0; 48], |av| av.0));
         if service == Service::Ud && self.av.is_none() {
@@ -196,8 +196,8 @@ impl Prepared<'_> {
     }
 }
 
-/// The request that produces a decoded WQE, as far as the WQE shows it. Several requests on memory
-/// keys produce the same WQE, so only their opcode is given.
+/// The request that produces a decoded WQE, as far as the WQE contains it. For requests on memory
+/// keys, several of which produce the same WQE, it has only the opcode.
 pub(super) fn of_wqe(wqe: &Wqe) -> Map<String, Value> {
     let mut request = Map::new();
     request.insert("opcode".to_owned(), opcode_name(wqe).into());

@@ -1,5 +1,5 @@
-//! Settings of this machine that raise latency or its variation, as far as /sys and /proc show
-//! them.
+//! Advice about settings of this machine, found in /sys and /proc, that raise latency or its
+//! variation.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::diagnosis::{CAP_IPC_LOCK, has_capability};
 pub(super) struct Use {
     /// The processor that it is pinned to.
     pub(super) cpu: Option<usize>,
-    /// It sleeps between messages.
+    /// Whether it sleeps between messages.
     pub(super) sleeps: bool,
 }
 
@@ -233,7 +233,7 @@ mod tests {
 
     /// The advice for a measurement on a machine with these files.
     fn advice(how: Use, files: &[(&str, &str)]) -> Vec<String> {
-        // Tests run side by side.
+        // Tests run in parallel.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let scratch = Scratch::new(&format!("advice-{number}"));

@@ -23,10 +23,10 @@ use crate::rendezvous::{Code, Rendezvous, SIGN_OF_LIFE};
 
 /// Most requests per doorbell.
 const BATCH: u32 = 16;
-/// Bandwidth: polls of each lane between two readings of the clock.
+/// For bandwidth: polls of each lane between two readings of the clock.
 const ROUNDS_PER_CLOCK: u32 = 1024;
 
-/// Runs the measuring end, and the other end too unless a host is given.
+/// Runs the measuring end, and also the other end unless a host is given.
 pub(super) fn run(arguments: &Perf) -> Outcome {
     let plan = Plan::new(arguments)?;
     let chosen = device::choose(&arguments.pair.choice)?.by_address(arguments.pair.cm);
@@ -162,7 +162,7 @@ impl Client {
             if rounds.is_multiple_of(ROUNDS_PER_CLOCK) {
                 signs.give(Instant::now(), peer)?;
             }
-            // The first lane's time-out serves all lanes.
+            // The first lane's timeout serves all lanes.
             match lanes.first_mut() {
                 Some(lane) if idle => lane.link.pause(peer)?,
                 Some(lane) => lane.link.made_progress(),
@@ -174,8 +174,8 @@ impl Client {
     }
 }
 
-/// Tells the server that the measurement goes on, when its process does not see the messages
-/// (one-sided operations).
+/// Messages that tell the server that the measurement continues, if its process does not see the
+/// operations (one-sided ones).
 struct Signs {
     next: Option<Instant>,
 }
@@ -200,7 +200,7 @@ struct Flow {
     unposted: u64,
     outstanding: u32,
     completed: u64,
-    /// Sizes of the outstanding batches: each makes one completion.
+    /// The sizes of the outstanding batches, each of which generates one completion.
     batches: VecDeque<u32>,
 }
 

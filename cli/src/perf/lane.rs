@@ -23,7 +23,8 @@ pub(super) struct Lane {
     size: usize,
     inline: bool,
     there: Remote,
-    /// Receives still to be posted for messages of this size: none may be left for the next size.
+    /// The number of receives still to be posted for messages of this size, so that none are left
+    /// for the next size.
     receives: u64,
     /// Sends, or batches of them, whose completion has not been polled.
     uncompleted: u64,
@@ -35,7 +36,7 @@ impl Lane {
         let shape = Shape {
             bytes: 2 * half,
             sends: plan.depth,
-            // While these messages are handled, as many again may be outstanding.
+            // While `depth` messages are handled, as many again may be outstanding.
             receives: 2 * plan.depth,
             sleeps: plan.events,
             inline_bytes: plan.inline,
@@ -106,10 +107,11 @@ impl Lane {
         self.link.post_many(operation, LocalRange { offset, length: self.size }, self.inline, count)
     }
 
-    /// Latency: sends message `number`, which a write has to carry to be seen.
+    /// For latency: sends message `number`, which a write must contain so that the peer can detect
+    /// it.
     pub(super) fn send_one(&mut self, number: u64, peer: &mut Rendezvous) -> Outcome {
         if self.op == Op::Write {
-            // If the answer always arrives first, no other code polls the completions.
+            // Otherwise no code would poll the completions if the answer always arrived first.
             while self.uncompleted > 2 {
                 self.next(peer)?;
             }
@@ -118,7 +120,7 @@ impl Lane {
         self.send(1)
     }
 
-    /// Latency: waits for the peer's message `number`, and polls the completions of this end's
+    /// For latency: waits for the peer's message `number`, and polls the completions of this end's
     /// messages.
     pub(super) fn arrival(&mut self, number: u64, peer: &mut Rendezvous) -> Outcome {
         if self.op != Op::Write {
@@ -130,7 +132,8 @@ impl Lane {
         link.next_write(peer, last, pattern::last_byte(number), |_| *uncompleted -= 1)
     }
 
-    /// Latency: waits until every message has completed, so that none is left for the next size.
+    /// For latency: waits until every message has completed, so that none is left for the next
+    /// size.
     pub(super) fn drain(&mut self, peer: &mut Rendezvous) -> Outcome {
         while self.uncompleted > 0 {
             self.next(peer)?;

@@ -37,14 +37,14 @@ pub(crate) fn decades(lines: &[Line]) -> Axis {
 }
 
 impl Axis {
-    /// From one power of ten to another one, a mark at each.
+    /// From one power of ten to another, with a mark at each.
     pub(crate) fn powers_of_ten(low: i32, high: i32) -> Self {
         let mark = |power: i32| (f64::from(power), format!("{}", 10f64.powi(power)));
         let marks = (low..=high).map(mark).collect();
         Self { label: "", low: low.into(), high: high.into(), marks }
     }
 
-    /// 0 at the low end, 1 at the high one.
+    /// The position of a value: 0 at the low end, 1 at the high end.
     fn share(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
@@ -55,7 +55,7 @@ const RIGHT: f64 = WIDTH - MARGIN;
 const TOP: f64 = MARGIN;
 const BOTTOM: f64 = HEIGHT - MARGIN;
 
-/// The picture.
+/// The chart, as SVG.
 pub(crate) fn draw(lines: &[Line], across: &Axis, up: &Axis) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -80,12 +80,12 @@ pub(crate) fn draw(lines: &[Line], across: &Axis, up: &Axis) -> String {
 }
 
 impl Axis {
-    /// The horizontal place of a value on the axis across.
+    /// The horizontal position of a value.
     fn to_right(&self, value: f64) -> f64 {
         LEFT + self.share(value) * (RIGHT - LEFT)
     }
 
-    /// The vertical place of a value on the axis up.
+    /// The vertical position of a value.
     fn to_top(&self, value: f64) -> f64 {
         BOTTOM - self.share(value) * (BOTTOM - TOP)
     }

@@ -10,7 +10,8 @@ use crate::failure::{Failure, Outcome};
 use crate::rendezvous::require_version;
 
 const VERSION: u32 = 4;
-/// All messages of one size together have no more bytes than this, so that `--sizes all` ends.
+/// The most bytes of all messages of one size together, so that `--sizes all` does not take too
+/// long.
 const BYTES_PER_SIZE: u64 = 4 << 30;
 const LARGEST: u32 = 1 << 30;
 /// Default number of outstanding messages per queue pair.
@@ -35,7 +36,7 @@ pub(super) struct Hello {
     perf_version: u32,
     pub(super) plan: Plan,
     pub(super) lanes: Vec<End>,
-    /// The measurement of frames, if there is one: it replaces lanes.
+    /// The plan of a measurement of frames, which has no lanes.
     pub(super) frames: Option<frames::Plan>,
 }
 
@@ -81,7 +82,7 @@ impl Hello {
         Self { perf_version: VERSION, plan: Plan::of_frames(), lanes: Vec::new(), frames }
     }
 
-    /// Whether this end can take part.
+    /// Checks that this end supports the plan.
     pub(super) fn check(&self) -> Outcome {
         require_version(SERVICE, self.perf_version, VERSION)?;
         if let Some(frames) = &self.frames {
@@ -125,7 +126,7 @@ impl Plan {
         Self { measure, op, sizes, iters: 0, qps: 0, depth: 0, inline: 0, events: false }
     }
 
-    /// How many messages of `size` bytes there are, per lane.
+    /// The number of messages of `size` bytes per lane.
     pub(super) fn messages(&self, size: u32) -> u64 {
         let most = (BYTES_PER_SIZE / u64::from(size)).max(1);
         self.iters.min(most).div_ceil(self.qps.into())

@@ -1,11 +1,12 @@
-//! The results as a picture: latency over percentiles, one line per size; or bandwidth over sizes.
+//! The results as a chart: latency over percentiles, with one line per size, or bandwidth over
+//! sizes.
 
 use super::lines::{Axis, Line, decades, draw, range};
 use super::report::Report;
 use crate::args::Measure;
 use crate::latency::Latency;
 
-/// The picture, as SVG.
+/// The chart, as SVG.
 pub(super) fn of(report: &Report) -> String {
     match report.measure {
         Measure::Lat | Measure::Frames => latency(report),
@@ -13,8 +14,8 @@ pub(super) fn of(report: &Report) -> String {
     }
 }
 
-/// The horizontal axis counts nines: 1 is 90 %, 2 is 99 % …; the vertical one powers of ten of
-/// microseconds.
+/// The horizontal axis counts nines: 1 is 90 %, 2 is 99 % …; the vertical one shows powers of ten
+/// of microseconds.
 fn latency(report: &Report) -> String {
     let found = report.results.iter().filter_map(|result| {
         Some((format!("{} bytes", result.size), &result.figures.latency_us.as_ref()?.latency))

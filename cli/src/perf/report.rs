@@ -1,4 +1,4 @@
-//! The results, for people and as JSON.
+//! The results, as text and as JSON.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::failure::Outcome;
 use crate::latency::Latency;
 use crate::output::{print, print_json};
 
-/// Shares that are reported, with their names.
+/// The reported percentiles, as fractions, with their names.
 const SHARES: [(f64, &str); 6] = [
     (0.5, "p50"),
     (0.9, "p90"),
@@ -86,7 +86,7 @@ impl Distribution {
         Self { min, mean, p50, p90, p99, p99_9, p99_99, p99_999, max, worst_stalls, latency }
     }
 
-    /// The shortest time, the shares and the longest, in columns under [`heading`].
+    /// The shortest time, the percentiles and the longest time, in columns under [`heading`].
     pub(super) fn columns(&self) -> String {
         let shares = SHARES.map(|(share, _)| format!("{:>9.2}", self.latency.at(share)));
         format!("{:>9.2} {} {:>9.2}", self.min, shares.join(" "), self.max)

@@ -15,8 +15,8 @@ pub(super) struct Stall {
     pub(super) length_us: f64,
     /// Seconds from the beginning of the size's measurement to the message's end.
     pub(super) at_s: f64,
-    /// The microseconds of it that this program lost, if measured. The rest was spent in the device
-    /// and the network.
+    /// The microseconds that this program itself lost, if measured. The rest was spent in the
+    /// device and the network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) program_us: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! The client: sends, waits for the answer, measures.
+//! The client: sends a message, waits for the answer, and measures the time.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -57,8 +57,8 @@ fn play(arguments: &Pingpong, chosen: &Chosen, peer: Rendezvous, plan: Plan) -> 
     ))
 }
 
-/// Connects, exchanges the messages and ends. Returns the latencies, the time of all messages, and
-/// the bytes that the server verified.
+/// Connects, exchanges all messages and ends the run. Returns the latencies, the total time, and
+/// the number of bytes that the server verified.
 fn run_game(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
     let hello = Hello::new(end.plan, end.link.endpoint()?, end.link.remote()?);
     end.peer.send(&hello)?;
@@ -74,7 +74,7 @@ fn run_game(end: &mut End) -> Outcome<(Latency, Duration, u64)> {
     Ok((latency, elapsed, verified.bytes))
 }
 
-/// Exchanges all messages. Returns the last value of the server's counter, too.
+/// Exchanges all messages. Returns the latencies and the last value of the server's counter.
 fn exchange(end: &mut End, there: Memory) -> Outcome<(Latency, u64)> {
     let mut latency = Latency::new();
     let mut counter = 0;

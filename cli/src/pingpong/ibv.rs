@@ -1,4 +1,4 @@
-//! Pingpong with rdma-core's `ibv_rc_pingpong`: its exchange of addresses, its messages.
+//! Pingpong with rdma-core's `ibv_rc_pingpong`, using its exchange of addresses and its messages.
 //!
 //! The exchange (`pp_client_exch_dest`, `pp_server_exch_dest` of
 //! libibverbs/examples/rc_pingpong.c): on a TCP stream the client sends `LID:QPN:PSN:GID` in
@@ -32,7 +32,7 @@ pub(super) const DEFAULT_SIZE: u32 = 4096;
 pub(super) const DEFAULT_ITERS: u64 = 1000;
 /// The C program's default path MTU.
 const MTU: Mtu = Mtu::B1024;
-/// Receives posted at a time, each with a slot of its own.
+/// The number of receives posted at a time, each with its own slot.
 const SLOTS: u64 = 2;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const DONE: &[u8; 5] = b"done\0";
@@ -69,9 +69,9 @@ struct End {
     plan: Plan,
     scratch: Vec<u8>,
     verified: u64,
-    /// Round trips that are over.
+    /// The number of completed round trips.
     played: u64,
-    /// Sends that have not completed yet.
+    /// The number of sends that have not completed yet.
     sending: u64,
     /// Whether GIDs are used. Always on RoCE; on InfiniBand only if requested. The C program then
     /// also needs a GID of its own (`-g`).
@@ -118,7 +118,7 @@ impl End {
         stream.read_exact(&mut done).context(|| "the peer has gone away".into())
     }
 
-    /// Waits for the first client that speaks `ibv_rc_pingpong`'s protocol. Refuses other clients.
+    /// Waits for the first client that uses `ibv_rc_pingpong`'s protocol. Refuses other clients.
     fn first_client(&self, listener: &TcpListener) -> Outcome<(TcpStream, Endpoint)> {
         loop {
             let (mut stream, from) = listener.accept().context(|| "cannot accept a peer".into())?;
@@ -157,8 +157,8 @@ impl End {
         self.link.connect_to(peer)
     }
 
-    /// Adds the likeliest cause to a failure in the middle of a run: the ends do not exchange their
-    /// number of round trips.
+    /// Adds the most likely cause to a failure during a run: different numbers of round trips,
+    /// which the ends do not exchange.
     fn rounds_of(&self, failure: Failure) -> Failure {
         let Plan { iters, .. } = self.plan;
         match failure {
@@ -265,8 +265,8 @@ fn to_address(own: &Endpoint) -> [u8; ADDRESS] {
     address
 }
 
-/// The exchange omits some values, for which those of the C program are used: MTU 1024, one READ at
-/// a time, the same type of GID.
+/// Parses an address. The exchange omits some values, for which those of the C program are used:
+/// MTU 1024, one READ at a time, the same type of GID.
 fn from_address(address: &[u8; ADDRESS], own: &Endpoint) -> Option<Endpoint> {
     let text = std::str::from_utf8(address.strip_suffix(&[0])?).ok()?;
     let mut words = text.split(':');

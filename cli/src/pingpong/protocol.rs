@@ -29,7 +29,7 @@ pub(super) struct Welcome {
     pub(super) memory: Memory,
 }
 
-/// The client's queue pair is connected as well, its receives are posted.
+/// The client's message after its queue pair is connected as well and its receives are posted.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ready {
     pub(super) ready: bool,

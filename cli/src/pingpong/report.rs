@@ -29,7 +29,7 @@ pub(super) struct Report {
     latency: Percentiles,
 }
 
-/// What is known before the messages, as text.
+/// Prints what is known before the messages.
 pub(super) fn announce(chosen: &Chosen, peer: &str, plan: Plan, sleeps: bool) -> Outcome {
     let name = serde_json::to_value(plan.op).ok();
     let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or_default();
@@ -83,7 +83,7 @@ impl Report {
         if json { print_json(self) } else { print(self.text()) }
     }
 
-    /// What [`announce`] has not said.
+    /// The results that [`announce`] did not print.
     fn text(&self) -> String {
         lines(&[
             ("verified", format!("{} bytes, all as expected", self.bytes_verified)),

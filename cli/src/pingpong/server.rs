@@ -58,7 +58,7 @@ fn play(end: &mut End, hello: &Hello, json: bool) -> Outcome {
     if matches!(end.plan.op, Op::Send | Op::Write | Op::WriteImm) {
         answer(end, end.plan, hello.memory)?;
     }
-    // RDMA READs and atomics are answered by the device itself.
+    // The device itself answers RDMA READs and atomics.
     let counter = loop {
         match end.peer.receive()? {
             Step::Playing => {}

@@ -24,11 +24,11 @@ const SIGNAL_EVERY: u64 = 16;
 const SENDS: u32 = 64;
 /// Slots of each kind: while one message is verified, the next may arrive.
 const SLOTS: u64 = 2;
-/// The bytes of a packet may become visible in any order, so a difference counts only if it
-/// persists.
+/// How long a difference must persist to count, because the bytes of a packet may become visible in
+/// any order.
 const LASTING: Duration = Duration::from_secs(1);
 
-/// One end.
+/// One end of a pingpong.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) link: Link,

@@ -9,7 +9,7 @@ use crate::failure::{Failure, Outcome};
 
 /// The addresses of a host, with this port.
 ///
-/// Fails with a cure if the name is unknown, or is a link-local address without its interface.
+/// Fails, with advice, if the name is unknown or is a link-local address without an interface.
 pub(crate) fn addresses(host: &str, port: u16) -> Outcome<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs().map_err(|error| unknown(host, &error))?;
     let found: Vec<SocketAddr> = found.collect();

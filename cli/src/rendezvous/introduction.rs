@@ -40,9 +40,9 @@ pub(super) struct Acceptance {
 pub(super) enum Refusal {
     /// The client gave up, for this reason.
     GaveUp(String),
-    /// Its first line is not an introduction.
+    /// The client's first line is not an introduction.
     Foreign,
-    /// Its proof was made with another code.
+    /// The client's proof was made with another code.
     WrongCode,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn check_introduction(
     let introduction: Introduction = serde_json::from_slice(line).map_err(|_| Refusal::Foreign)?;
     let client = unhex(&introduction.nonce).ok_or(Refusal::Foreign)?;
     let proof = unhex(&introduction.proof).ok_or(Refusal::Foreign)?;
-    // Comparing hashes takes the same time wherever they differ.
+    // Comparing `Hash` values takes constant time.
     if Hash::from_bytes(proof) != code.proof(Role::Client, service, nonce, &client) {
         return Err(Refusal::WrongCode);
     }
@@ -74,7 +74,7 @@ pub(super) fn check_introduction(
     })
 }
 
-/// The client's half, on a connection that it has just made.
+/// The client's part of the introduction, on a new connection.
 pub(super) fn introduce(peer: &mut Rendezvous, service: &str, code: Option<&Code>) -> Outcome {
     let greeting: Greeting = super::parse(&peer.line(PATIENCE).map_err(not_greeted)?)?;
     let checked = greeting.check(service, code);

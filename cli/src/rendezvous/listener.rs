@@ -1,10 +1,10 @@
 //! The listening end before its session: greets every client, and accepts the first one that has
 //! the code.
 //!
-//! One thread serves every connection that is not accepted yet, so a silent client blocks no other.
-//! A connection that closes, speaks another protocol or has another code ends only itself. Wrong
-//! codes only slow down clients of the same source ([`Source`]). If there are too many clients, a
-//! client of the source with the most clients is dropped.
+//! One thread serves all connections that are not accepted yet, so a silent client blocks no other.
+//! If a client disconnects, uses another protocol or has another code, only its connection ends.
+//! Wrong codes only slow down clients of the same source ([`Source`]). If there are too many
+//! clients, one of the source with the most clients is dropped.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -23,18 +23,18 @@ use super::{Rendezvous, to_line};
 use crate::failure::{Context, Failure, Outcome};
 use crate::output::remark;
 
-/// Time-out for a client's introduction.
+/// Timeout for a client's introduction.
 const INTRODUCTION: Duration = Duration::from_secs(10);
-/// The longest introduction.
+/// The longest introduction, in bytes.
 const LONGEST: usize = 1024;
-/// Most clients that may be introducing themselves at a time; a further one replaces another.
+/// The most clients that may be introducing themselves at a time; a further one replaces another.
 const MOST: usize = 64;
-/// The pause before the next accept if the process has no descriptor left.
+/// The pause before the next accept if no file descriptor is left.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 /// The pause after a source's first wrong code, in which none of its codes is checked. Each further
 /// wrong code doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(125);
-/// The longest such pause: a source can try less than 20,000 codes in a day.
+/// The longest such pause: a source can try fewer than 20,000 codes a day.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Number of sources whose wrong codes are counted separately. Further sources share one count.
 const MAX_SOURCES: usize = 1024;
@@ -117,12 +117,12 @@ impl Listener {
         self.code.to_pass_on()
     }
 
-    /// Waits for a peer that has the code, and stops listening. There is no time-out.
+    /// Waits for a peer that has the code, and stops listening. There is no timeout.
     pub(crate) fn accept(mut self) -> Outcome<Rendezvous> {
         self.accept_next()
     }
 
-    /// [`Listener::accept`], after which a test can look at the listener.
+    /// As [`Listener::accept`], but keeps the listener, for tests.
     fn accept_next(&mut self) -> Outcome<Rendezvous> {
         loop {
             self.wait()?;
@@ -209,7 +209,7 @@ impl Listener {
         self.drop_one();
     }
 
-    /// Reads from every client, and drops those that have closed, are too slow or speak another
+    /// Reads from every client, and drops those that have disconnected, are too slow or use another
     /// protocol.
     fn hear(&mut self) {
         let now = Instant::now();
@@ -243,9 +243,9 @@ impl Listener {
     /// Accepts or refuses a client that has sent its introduction.
     fn judge(&mut self, mut client: Waiting) -> Outcome<Option<Rendezvous>> {
         match check_introduction(&client.line, self.service, &self.code, &client.nonce) {
-            // A client that has closed meanwhile does not count.
+            // A client that has disconnected meanwhile is not accepted.
             Ok(acceptance) if client.say(&acceptance) => {
-                // The descriptors of the other clients may be needed.
+                // Frees the file descriptors of the other clients, which may be needed.
                 self.waiting.clear();
                 client.into_peer().map(Some)
             }
@@ -260,7 +260,7 @@ impl Listener {
         }
     }
 
-    /// The pause of a source; one that is not counted separately has the last source's.
+    /// The pause of a source; sources that are not counted separately share the last one.
     fn pause_of(&self, source: Source) -> Option<&Pause> {
         let own = self.pauses.iter().find(|pause| pause.source == source);
         let shared = || self.pauses.last().filter(|_| self.pauses.len() == MAX_SOURCES);
@@ -311,14 +311,15 @@ impl Waiting {
         Self { stream, from, source, nonce, line: Vec::new(), deadline }
     }
 
-    /// Greets the client; `None` if it has gone already.
+    /// Greets the client; `None` if it has disconnected.
     fn greet(mut self, service: &str, code: &Code) -> Option<Self> {
         let greeting = Greeting::new(service, code, &self.nonce);
         let is_there = self.stream.set_nonblocking(true).is_ok() && self.say(&greeting);
         is_there.then_some(self)
     }
 
-    /// Sends a line, which fits a new connection's buffer; returns whether the client still exists.
+    /// Sends a line, which fits into a new connection's buffer; returns whether the client is still
+    /// connected.
     fn say(&mut self, message: &impl Serialize) -> bool {
         to_line(message).is_ok_and(|line| self.stream.write_all(&line).is_ok())
     }

@@ -1,7 +1,7 @@
 //! The out-of-band connection: a TCP stream on which two ends exchange their queue pairs' endpoints
 //! and their plans, one JSON object per line.
 //!
-//! The stream stays open as long as the ends communicate over RDMA; when it closes, the peer has
+//! The stream stays open as long as the ends communicate over RDMA; if it closes, the peer has
 //! ended. Either end may send `{"abort": reason}` instead of the expected message. A peer's text is
 //! escaped before it is shown ([`shown`]).
 
@@ -27,22 +27,22 @@ use crate::output::escaped;
 pub(crate) use code::{CODE_VARIABLE, Code, random};
 pub(crate) use listener::Listener;
 
-/// The longest line that a peer may send; a longer one is from another protocol.
+/// The longest line that a peer may send, in bytes; a longer one is of another protocol.
 const LONGEST_LINE: usize = 1 << 20;
-/// Most characters of a peer's text that are shown.
+/// The most characters of a peer's text that are shown.
 const LONGEST_SHOWN: usize = 400;
 
-/// Time-out for one message of a peer: for the whole line, not for each of its bytes.
+/// Timeout for a message of a peer: for the whole line, not for each of its bytes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Interval of messages that say "still running", if the other end cannot see that.
+/// Interval of "still running" messages, if the other end cannot see that otherwise.
 pub(crate) const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
-/// Seconds until a silent peer is probed, seconds between two probes, and the number of probes: a
-/// machine that vanishes is noticed after ten seconds.
+/// Seconds until a silent peer is probed, seconds between two probes, and the number of probes: the
+/// failure of a peer's machine is noticed after ten seconds.
 const KEEPALIVE: (u32, u32, u32) = (4, 2, 3);
 
-/// A connected pair of lines.
+/// A connection of two ends that exchange lines.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     reader: BufReader<TcpStream>,
@@ -68,8 +68,8 @@ pub(crate) fn listen(address: IpAddr, port: u16) -> Outcome<TcpListener> {
 }
 
 impl Rendezvous {
-    /// Reaches the listening end of `service` at `host`, trying each of its addresses, and agrees
-    /// with it on the code.
+    /// Connects to the listening end of `service` at `host`, trying each of its addresses, and
+    /// checks that both have the same code.
     pub(crate) fn connect(
         host: &str,
         port: u16,
@@ -115,7 +115,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Tells the peer that this end gives up. The peer may have ended already.
+    /// Tells the peer that this end gives up. Errors are ignored, because the peer may have ended.
     pub(crate) fn abort(&mut self, reason: &str) {
         let _ = self.send(&json!({ "abort": reason }));
     }
@@ -125,7 +125,7 @@ impl Rendezvous {
         self.receive_within(PATIENCE)
     }
 
-    /// Receives one message. The peer may work for up to `patience` before it.
+    /// Receives one message, for which the peer may take up to `patience`.
     pub(crate) fn receive_within<T: DeserializeOwned>(&mut self, patience: Duration) -> Outcome<T> {
         let message = match self.early.take() {
             Some(early) => early,
@@ -354,8 +354,7 @@ mod tests {
     fn a_line_that_comes_byte_by_byte_has_one_deadline() {
         let (mut near, mut far) = pair();
         near.writer.write_all(b"{").expect("write");
-        // The second look at the stream would wait as long as the first if each read had its own
-        // time.
+        // If each read had its own timeout, the second read would wait as long as the first.
         let failure =
             far.receive_within::<Word>(Duration::from_millis(1)).expect_err("half a line");
         assert!(failure.to_string().contains("does not answer"), "{failure}");

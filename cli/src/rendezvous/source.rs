@@ -1,14 +1,15 @@
-//! Where a client comes from. Clients are grouped by source, so that the clients of one source do
-//! not delay those of another.
+//! The source of a connection. Clients are grouped by source, so that those of one source do not
+//! delay those of another.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Clients that share one limit of wrong codes.
+/// A group of clients whose wrong codes are counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A user of this machine, who can use every loopback address.
+    /// A user of this machine, who could use any loopback address.
     User(u32),
-    /// An IPv4 address, or the first 64 bits of an IPv6 address; a machine chooses the rest itself.
+    /// An IPv4 address, or the first 64 bits of an IPv6 address, because a machine can choose the
+    /// others.
     Network(IpAddr),
 }
 
@@ -33,9 +34,9 @@ fn table_of(peer: SocketAddr) -> &'static str {
     if peer.is_ipv4() { "/proc/self/net/tcp" } else { "/proc/self/net/tcp6" }
 }
 
-/// The user of the socket at `peer` that is connected to `own`. A line of the table has number,
-/// local and remote address, state, queues, timers, retransmissions, user (`get_tcp4_sock` in
-/// net/ipv4/tcp_ipv4.c).
+/// The user who owns the socket at `peer` that is connected to `own`. A line of the table has
+/// number, local and remote address, state, queues, timers, retransmissions, user (`get_tcp4_sock`
+/// in net/ipv4/tcp_ipv4.c).
 fn user(table: &str, peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     let (local, remote) = (in_table(peer), in_table(own));
     table.lines().find_map(|line| {
@@ -45,7 +46,7 @@ fn user(table: &str, peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     })
 }
 
-/// An address as the table has it: words of 32 bits in the processor's byte order, and the port.
+/// An address in the table's form: words of 32 bits in the processor's byte order, and the port.
 fn in_table(address: SocketAddr) -> String {
     let word = |bytes: &[u8]| {
         let bytes = <[u8; 4]>::try_from(bytes).unwrap_or_default();

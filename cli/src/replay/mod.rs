@@ -70,7 +70,7 @@ impl Session<'_> {
     /// Sends a recording; returns whether it was stopped before its end.
     fn send_all(&mut self, frames: Frames) -> Outcome<bool> {
         self.pace.restart();
-        // A recording may have no frames.
+        // Checked here, too, because a recording may have no frames.
         if self.stop.is_requested()? {
             return Ok(true);
         }
@@ -86,7 +86,7 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Sends a frame when it is due; returns whether the replay goes on.
+    /// Sends a frame when it is due; returns whether the replay continues.
     fn send(&mut self, frame: &Recorded) -> Outcome<bool> {
         if !frame.is_whole() || !self.sender.takes(frame.bytes.len()) {
             self.skipped += 1;

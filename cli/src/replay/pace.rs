@@ -1,4 +1,4 @@
-//! When each frame is due.
+//! The times at which frames are due.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ enum Mode {
 pub(super) struct Pace {
     mode: Mode,
     began: Instant,
-    /// When this pass through the recording began, since the start.
+    /// The time from the start of the replay to the beginning of this pass through the recording.
     round: Duration,
     /// The first frame's recorded time in this pass.
     first: Option<u64>,
@@ -63,8 +63,8 @@ impl Pace {
         (self.first, self.last) = (None, Duration::ZERO);
     }
 
-    /// When the next frame is due, since the start. If recorded times go back, it is due with the
-    /// previous frame.
+    /// The time from the start at which the next frame is due. If recorded times go back, it is due
+    /// with the previous frame.
     pub(super) fn due(&mut self, recorded: u64) -> Duration {
         let due = match self.mode {
             Mode::AtOnce => return Duration::ZERO,
@@ -98,7 +98,7 @@ impl Pace {
         self.began.elapsed()
     }
 
-    /// How late frames were; `None` if they had no times.
+    /// How late frames were; `None` if none was due at a time.
     pub(super) fn late(&self) -> Option<&Latency> {
         (self.mode != Mode::AtOnce && self.frames > 0).then_some(&self.late)
     }

@@ -9,9 +9,10 @@ use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
 use crate::gone::Lookout;
 
-/// Bytes of the longest frame: the largest MTU of an mlx5 network device, Ethernet header and tag.
+/// The bytes of the longest frame: the largest MTU of an mlx5 network device, with Ethernet header
+/// and tag.
 const LONGEST: u32 = 9978 + 18;
-/// An Ethernet header.
+/// The bytes of the shortest frame: an Ethernet header.
 const SHORTEST: usize = 14;
 
 /// A raw packet queue pair with buffers of its own.

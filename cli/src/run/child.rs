@@ -1,4 +1,4 @@
-//! The program as a child process: receives the signals, and ends the command when it ends.
+//! The program as a child process, which gets the command's signals and whose end ends the command.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use nix::unistd::{Pid, getpid, getppid};
 
-/// Signals that go to the program; they do not end this command.
+/// Signals that are passed on to the program instead of ending this command.
 const FORWARDED: [Signal; 6] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -33,13 +33,13 @@ pub(super) fn run(mut command: Command) -> io::Result<ExitStatus> {
     let parent = getpid();
     let prepare = move || {
         set_pdeathsig(Signal::SIGKILL)?;
-        // The signal is not sent for a parent that has ended already.
+        // The kernel sends no signal if the parent ended before this was set.
         if getppid() != parent {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe));
         }
         before.thread_set_mask().map_err(io::Error::from)
     };
-    // SAFETY: between fork and exec the closure makes system calls only, which is allowed there.
+    // SAFETY: between fork and exec the closure only makes system calls, which is allowed there.
     unsafe { command.pre_exec(prepare) };
     let signals = SignalFd::with_flags(&watched, SfdFlags::SFD_CLOEXEC)?;
     let mut child = command.spawn()?;

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use crate::failure::{Context, Failure, Outcome};
 
 const NAME: &str = "libuverbs_preload.so";
-/// The environment variable with the library's path, if it is in another place.
+/// The environment variable with the library's path, if it is elsewhere.
 const VARIABLE: &str = "UVERBS_PRELOAD";
 
-/// Finds the library: named by the environment variable, beside this executable, or in the
-/// directory `lib` beside the executable's. It is never built or searched elsewhere, so the
-/// program's process runs the library that was installed with this command.
+/// Finds the library: at the path in the environment variable, in the executable's directory, or in
+/// the directory `lib` beside that. It is not searched elsewhere, and never built, so that the
+/// program runs the library that was installed with this command.
 pub(super) fn find() -> Outcome<PathBuf> {
     let library = match std::env::var_os(VARIABLE) {
         Some(named) => existing(named.into())?,
@@ -43,7 +43,7 @@ fn installed() -> Outcome<PathBuf> {
     }
 }
 
-/// `LD_PRELOAD` is a list whose separators cannot be quoted.
+/// Fails for a path with a separator of `LD_PRELOAD`, which cannot be quoted.
 fn loadable(library: PathBuf) -> Outcome<PathBuf> {
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
         return Err(Failure::failed(format!(

@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &Run) -> Outcome {
     describe(arguments, &mut command)?;
     warn_of_variables(&command);
     command.env("UVERBS_RUN_SYSFS", scratch.path());
-    // The devices are below `/sys` for the program, whatever its user has elsewhere.
+    // The program's devices are below `/sys`, not in the user's directory.
     command.env_remove("SYSFS_PATH");
     let fifo = arguments.trace.as_deref().map(fifo).transpose()?;
     let status = child::run(command)
@@ -74,7 +74,7 @@ fn describe(arguments: &Run, command: &mut Command) -> Outcome {
     Ok(())
 }
 
-/// Warns of variables that describe the devices of other programs, and differ from the options.
+/// Warns of variables for the devices of other programs if they differ from the options.
 fn warn_of_variables(command: &Command) {
     for (key, option) in command.get_envs() {
         let name = key.to_str().and_then(|key| key.strip_prefix("UVERBS_RUN_"));
@@ -82,7 +82,7 @@ fn warn_of_variables(command: &Command) {
         let variable = format!("UVERBS_SOFT_{name}");
         let value = std::env::var_os(&variable).filter(|value| !value.is_empty());
         let Some(value) = value else { continue };
-        // Options without a default are right as they are if they are given.
+        // Options without a default take precedence if they are given.
         let has_default = !matches!(name, "ADDRESS" | "FAULTS" | "PCAP");
         if option.is_none_or(|option| has_default && option != value) {
             remark(format_args!(
@@ -93,14 +93,14 @@ fn warn_of_variables(command: &Command) {
     }
 }
 
-/// Warns of an address that the machine does not have: a program that looks here finds no device.
-/// One that first enters another network namespace, or makes the address, may find it.
+/// Warns of an address that the machine does not have, for which a program finds no device. It only
+/// warns, because a program may enter another network namespace first, or add the address.
 fn check_addresses(list: Option<&OsStr>, devices: u32) -> Outcome {
-    // A list that is not UTF-8 is left to the library, which says so.
+    // The library reports a list that is not UTF-8.
     let Some(list) = list.and_then(OsStr::to_str) else { return Ok(()) };
     for index in 0..devices {
         let address = HostAddress::of_list(list, index).map_err(Failure::usage)?;
-        // The software devices' own network needs no interface.
+        // A loopback address needs no interface.
         if address.station().is_some() {
             continue;
         }
@@ -123,15 +123,15 @@ fn set(command: &mut Command, name: &str, value: Option<OsString>) {
     };
 }
 
-/// The recording's absolute path. The first device that records replaces what is there.
+/// The recording's absolute path. The first device that records replaces an existing file.
 fn recording(path: &Path) -> Outcome<PathBuf> {
     let path = absolute(path)?;
     check_writable(&path).context(|| format!("cannot record to {}", path.display()))?;
     Ok(path)
 }
 
-/// The trace's absolute path; `-` stays what it is. The first process replaces what is there, and
-/// the others append.
+/// The trace's absolute path, or `-`. The first process replaces an existing file, and the others
+/// append.
 fn trace(target: &Path) -> Outcome<OsString> {
     if target == Path::new("-") {
         return Ok(target.into());
@@ -152,7 +152,7 @@ fn fifo(target: &Path) -> Outcome<Option<File>> {
         .context(|| format!("cannot write the trace to {}", target.display()))
 }
 
-/// Absolute, because the program may change its directory.
+/// Makes a path absolute, because the program may change its directory.
 fn absolute(path: &Path) -> Outcome<PathBuf> {
     std::path::absolute(path).context(|| format!("no path {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! The program to run: its path, and whether a preload library can be loaded into it.
+//! The program to run: finding it, and whether the preload library can be loaded into it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Outcome};
 
-/// How many interpreters of interpreters the kernel follows (`BINPRM_MAX_RECURSION` of fs/exec.c is
-/// about this).
+/// How many interpreters of interpreters are followed, about as many as in the kernel
+/// (`BINPRM_MAX_RECURSION` of fs/exec.c).
 const MAX_INTERPRETERS: u32 = 4;
 
-/// Looks the program up as a shell would. Fails with the reason if the library cannot be loaded
-/// into it.
+/// Finds the program as a shell would. Fails, with the reason, if the library cannot be loaded into
+/// it.
 pub(super) fn find(name: &OsStr) -> Outcome<PathBuf> {
     let path = look_up(name).ok_or_else(|| Failure::usage(why_not(Path::new(name))))?;
     check(&path, MAX_INTERPRETERS)?;
@@ -83,8 +83,8 @@ fn interpreter(script: &[u8]) -> Option<PathBuf> {
     (!word.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(word)))
 }
 
-/// The dynamic loader itself has no loader. It still loads the libraries of `LD_PRELOAD` when it is
-/// run as a program.
+/// Whether the program is the dynamic loader, which has no loader itself but loads the libraries in
+/// `LD_PRELOAD` when it is run as a program.
 fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux"))
 }
@@ -126,7 +126,7 @@ fn loader(file: &[u8]) -> Option<&[u8]> {
         (0..count).filter_map(entry).find(|at| number(file, *at, 4) == Some(PT_INTERP))?;
     let start = usize::try_from(number(file, segment.checked_add(8)?, 8)?).ok()?;
     let length = usize::try_from(number(file, segment.checked_add(32)?, 8)?).ok()?;
-    // A path beyond the part that was read still means a dynamic program.
+    // If the path is beyond the part that was read, the program is still dynamic.
     Some(file.get(start..start.checked_add(length)?).unwrap_or_default())
 }
 

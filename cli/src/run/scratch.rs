@@ -15,9 +15,9 @@ use crate::failure::{Context, Failure, Outcome};
 
 const PREFIX: &str = "uverbs-run-";
 
-/// Files that the first device to record, and the first process to trace, take away: only they
-/// replace what an older run wrote. A process that outlives the command makes the directory anew,
-/// without these.
+/// Files that the first recording device and the first tracing process remove: whichever removes
+/// one replaces the output of an older run. A process that outlives the command recreates the
+/// directory without them.
 const TOKENS: [&str; 2] = [RECORDED, TRACED];
 
 /// A directory that is removed when this value is dropped.
@@ -29,8 +29,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// In `$TMPDIR`, or where a container has a read-only root and nothing but memory to write to,
-    /// in that.
+    /// Creates the directory in `$TMPDIR`, or in `/dev/shm` if that is not writable, as in a
+    /// container with a read-only root.
     pub(super) fn new() -> Outcome<Self> {
         let usual = std::env::temp_dir();
         Self::new_in(&usual).or_else(|failure| {
@@ -74,7 +74,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A process of the program that is still running may write into it.
+        // This may fail, because a process of the program may still write to the directory.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -84,8 +84,8 @@ fn lock(path: &Path) -> std::io::Result<Flock<File>> {
         .map_err(|(_, errno)| errno.into())
 }
 
-/// Removes the directories of commands that were killed. Checks only names of that form, so that
-/// the start takes no longer if `/tmp` is full of other files.
+/// Removes the directories of killed commands. It examines only files with such names, so that many
+/// other files in `/tmp` do not slow down the start.
 fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let of_the_gone = |entry: &DirEntry| owner(&entry.file_name()).is_some_and(is_gone);
@@ -106,8 +106,8 @@ fn is_gone(process: Pid) -> bool {
     kill(process, None) == Err(Errno::ESRCH)
 }
 
-/// Whether the directory of a command that has ended is one of ours. A process of the program that
-/// outlives the command creates again what it needs.
+/// Whether a directory was created by this user's command and is no longer in use. A process of the
+/// program that outlives the command recreates what it needs.
 fn is_abandoned(path: &Path) -> bool {
     let is_own = fs::symlink_metadata(path)
         .is_ok_and(|found| found.is_dir() && found.uid() == geteuid().as_raw());

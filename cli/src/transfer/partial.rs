@@ -1,4 +1,4 @@
-//! A file that is being received: its name does not exist until the contents are verified.
+//! A file that is being received. It gets its name only after its contents are verified.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,8 +21,8 @@ use crate::output::{escaped, is_unsafe_to_show};
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,
-    /// A name for file systems without nameless files, and for the moment before the file replaces
-    /// another.
+    /// A hidden name, for file systems without nameless files, and for the moment before the file
+    /// replaces another.
     hidden: PathBuf,
     /// Whether the file has the name `hidden`.
     is_hidden: bool,
@@ -52,10 +52,11 @@ pub(crate) fn checked_name(name: &str) -> Outcome<&str> {
 }
 
 impl Partial {
-    /// Begins `directory/name`, which is to have `size` bytes.
+    /// Begins the file `directory/name` of `size` bytes.
     ///
-    /// Fails if that name exists and `overwrite` is not set, and if the disk does not have the
-    /// space. No space is reserved, so a peer that only announces bytes takes no space from others.
+    /// Fails if that name exists and `overwrite` is not set, or if the disk does not have the
+    /// space. It reserves no space, so that a peer that only announces bytes takes none from
+    /// others.
     pub(crate) fn begin(directory: &Path, name: &str, size: u64, overwrite: bool) -> Outcome<Self> {
         let target = directory.join(checked_name(name)?);
         if !overwrite && target.symlink_metadata().is_ok() {
@@ -84,8 +85,8 @@ impl Partial {
             }
         })?;
         self.is_hidden = false;
-        // The name is as durable as the contents; a directory that cannot be synced keeps it all
-        // the same.
+        // Makes the name as durable as the contents. Errors are ignored, because the name exists in
+        // any case.
         let _ = self
             .target
             .parent()
@@ -107,8 +108,8 @@ impl Partial {
     }
 }
 
-/// Fails if no file can be created in `directory`. It creates one, because no answer about rights
-/// covers every kind of file system.
+/// Fails if no file can be created in `directory`. It tries to create one, because permissions
+/// alone do not decide that on every file system.
 pub(crate) fn require_writable(directory: &Path) -> Outcome {
     let hidden = directory.join(format!(".{}.partial", std::process::id()));
     create(directory, &hidden).map(|(_, is_hidden)| {
@@ -118,8 +119,8 @@ pub(crate) fn require_writable(directory: &Path) -> Outcome {
     })
 }
 
-/// A file without a name, or with the name `hidden` if the file system has no such files; then the
-/// second value is true.
+/// Creates a file without a name or, if the file system does not support that, with the name
+/// `hidden`; then the second value is true.
 fn create(directory: &Path, hidden: &Path) -> Outcome<(File, bool)> {
     open_nameless(directory)
         .map(|file| (file, false))
@@ -130,7 +131,7 @@ fn create(directory: &Path, hidden: &Path) -> Outcome<(File, bool)> {
 /// The reason why a file of `size` bytes does not fit into `directory` now.
 fn require_space(directory: &Path, size: u64) -> Result<(), String> {
     // If a file system does not report its space, the first write that does not fit fails. procfs
-    // and similar ones have no blocks, and refuse files themselves.
+    // and similar file systems have no blocks, and refuse files themselves.
     let free = statvfs(directory).ok().filter(|found| found.blocks() > 0).map(free_bytes);
     if let Some(free) = free.filter(|free| size > *free) {
         return Err(format!("{free} bytes are free"));

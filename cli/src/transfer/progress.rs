@@ -40,7 +40,7 @@ impl Progress {
     }
 }
 
-/// A file that is done.
+/// The result of a finished file.
 #[derive(Debug)]
 pub(super) struct Finished {
     bytes: u64,

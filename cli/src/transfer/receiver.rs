@@ -18,7 +18,7 @@ use crate::output::{print, print_json};
 use crate::pair::{listening, listening_json};
 use crate::rendezvous::{Code, Listener, Rendezvous, require_version};
 
-/// Of this many credits, one asks for a completion, which also retires those before it.
+/// One of this many credits is signaled; its completion also retires the ones before it.
 const SIGNAL_EVERY: u64 = SLOTS as u64 / 2;
 
 /// Runs `uverbs transfer recv`.
@@ -30,7 +30,7 @@ pub(super) fn run(arguments: &TransferRecv) -> Outcome {
     if !arguments.dir.is_dir() {
         return Err(Failure::usage(format!("{directory} is not a directory")));
     }
-    // Otherwise the first sender would find out.
+    // Reported now instead of to the first sender.
     require_writable(&arguments.dir)?;
     report_file_limits();
     let chosen = device::choose(&arguments.choice)?;

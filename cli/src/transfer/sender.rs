@@ -1,4 +1,4 @@
-//! The sending end, which has the files.
+//! The sending end, which reads the files.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ use crate::link::{Link, LocalRange};
 use crate::output::{print, print_json};
 use crate::rendezvous::{Code, Rendezvous};
 
-/// Most memory that a receiver may make this end register: 64 MiB.
+/// The most memory that a receiver may make this end register: 64 MiB.
 const LARGEST_WINDOW: u64 = 64 << 20;
 
 /// An opened file.
@@ -39,7 +39,7 @@ pub(super) fn run(arguments: &TransferSend) -> Outcome {
     let chosen = device::choose(&arguments.choice)?.by_address(arguments.cm);
     let code = Code::to_connect(&arguments.code);
     let mut peer = Rendezvous::connect(host, arguments.port, SERVICE, code.as_ref())?;
-    // The queue pair's size follows the receiver's window, so the receiver speaks first.
+    // The receiver sends its window first, because it determines the queue pair's size.
     let window: Window = peer.receive()?;
     window.check()?;
     let link = Link::new(&chosen, shape(window.slots, window.slot_bytes))?;
@@ -69,7 +69,7 @@ fn split(words: &[PathBuf]) -> Outcome<(&[PathBuf], &str)> {
     }
 }
 
-/// Checks that no two files have the same name, because all go to one directory.
+/// Checks that no two files have the same name, because all are stored in one directory.
 fn require_distinct(sources: &[Source]) -> Outcome {
     let mut names = HashSet::new();
     match sources.iter().find(|source| !names.insert(&source.name)) {
@@ -98,7 +98,7 @@ impl Source {
         Ok(Self { path: path.to_owned(), name: name.to_owned(), file, size: metadata.len() })
     }
 
-    /// Fills all of `chunk` from `offset`.
+    /// Fills all of `chunk` with the file's bytes from `offset`.
     fn read(&self, chunk: &mut [u8], offset: u64) -> Outcome {
         self.file.read_exact_at(chunk, offset).map_err(|error| {
             let shown = self.path.display();

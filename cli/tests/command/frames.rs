@@ -86,7 +86,7 @@ fn help_tells_what_errors_refer_to() {
     }
     assert!(help("replay").contains("2 if it is not a recording"));
     let run = help("run");
-    for words in ["Statically linked programs", "128 and the signal's number"] {
+    for words in ["statically linked programs", "128 plus the signal's number"] {
         assert!(run.contains(words), "{run}");
     }
 }

@@ -19,7 +19,7 @@ use crate::perf::client::with_peer;
 use crate::perf::plan::Hello;
 use crate::rendezvous::Rendezvous;
 
-/// Time-out for an answer.
+/// Timeout for an answer.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Most consecutive answers that may be missing.
 const MISSING: u64 = 4;
@@ -45,7 +45,7 @@ pub(super) struct Client<'a, const BLOCKS: usize> {
     pub(super) gaps: Gaps,
     /// The number of the next frame.
     pub(super) next: u64,
-    /// Answers that never came.
+    /// The number of answers that never arrived.
     pub(super) missing: u64,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Client<'a, const BLOCKS: usize> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Trip {
     pub(super) time: Duration,
-    /// The part of it that this program lost by stalls.
+    /// The part of the round trip that this program lost in stalls.
     pub(super) stalled: Duration,
     pub(super) ended: Instant,
 }
@@ -91,7 +91,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         let result = run(self)?;
         self.say(Say::Over(self.next - first))?;
         let counts = self.peer.receive()?;
-        // Answers that arrived late.
+        // Discards answers that arrived late.
         while self.end.poll()?.is_some() {}
         Ok((result, counts))
     }
@@ -138,7 +138,7 @@ impl<'a, const BLOCKS: usize> Client<'a, BLOCKS> {
         )))
     }
 
-    /// Called between two empty polls.
+    /// To be called after an empty poll.
     #[inline]
     pub(super) fn idle(&mut self) {
         self.end.context.poll_idle();

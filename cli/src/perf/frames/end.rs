@@ -11,14 +11,14 @@ use crate::device::Chosen;
 use crate::failure::{Failure, Outcome};
 use crate::gone::Lookout;
 
-/// Ethernet, IPv4 and UDP header.
+/// The bytes of the Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
 /// Offset of the frame's number, after the headers.
 const NUMBER: Field<u64, HEADERS> = Field::new();
 /// The device computes the checksums of layers 3 and 4.
 const SUMS: EthernetOffload =
     EthernetOffload { checksum: EthChecksum::IP_CSUM, vlan: None, metadata: 0 };
-/// Most frames in the send queue.
+/// The most frames in the send queue.
 const SENDS: u32 = 1024;
 
 pub(super) struct End<const BLOCKS: usize> {
@@ -33,7 +33,7 @@ pub(super) struct End<const BLOCKS: usize> {
 }
 
 impl<const BLOCKS: usize> End<BLOCKS> {
-    /// An end that receives the line `hears` and sends to the line `speaks`.
+    /// Creates an end that receives the line `hears` and sends to the line `speaks`.
     pub(super) fn new(
         chosen: &Chosen,
         plan: &Plan,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 /// The shortest gap that counts as a stall of the program, caused by interrupts, other programs or
-/// the hypervisor. An iteration of the loop takes less than a microsecond.
+/// the hypervisor. Normally an iteration of the loop takes less than a microsecond.
 const STALL: Duration = Duration::from_micros(5);
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Gaps {
         now
     }
 
-    /// Ignores the time since the last reading, in which this thread did a software device's work.
+    /// Ignores the time since the last reading, in which this thread ran a software device.
     pub(super) fn skip(&mut self) {
         self.last = Instant::now();
     }

@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 
 /// Bytes of the shortest frame: headers, the number and the padding of Ethernet.
 pub(super) const SHORTEST: u32 = 60;
-/// Bytes of the longest frame that fits whole into a work request of four blocks.
+/// Bytes of the longest frame that fits into a work request of four blocks.
 pub(super) const LONGEST: u32 = 226;
 /// Default number of receives of each queue.
 const DEPTH: u32 = 512;
@@ -98,7 +98,7 @@ pub(super) enum Say {
 pub(super) struct Counts {
     /// Frames that arrived.
     pub(super) frames: u64,
-    /// Frames for which the device had no receive; none if it does not count them.
+    /// Frames for which the device had no receive; `None` if it does not count them.
     pub(super) lost: Option<u64>,
     /// Times from arrival to departure on the device's clock, in nanoseconds, with their counts.
     pub(super) turnaround: Vec<(u64, u64)>,

@@ -1,4 +1,4 @@
-//! The results, as text, JSON and a picture.
+//! The results, as text, JSON and a chart.
 
 use serde::{Serialize, Serializer};
 
@@ -65,7 +65,7 @@ impl Report {
         }
     }
 
-    /// Prints the results, and draws the picture if one was requested.
+    /// Prints the results, and draws the chart if it was requested.
     pub(super) fn finish(mut self, arguments: &Perf, advice: Vec<String>) -> Outcome {
         self.advice = advice;
         if arguments.pair.json {

@@ -15,11 +15,11 @@ use crate::perf::stalls::Stalls;
 const WITHOUT_TRAFFIC: Duration = Duration::from_millis(100);
 /// The pause before a cold send.
 const COLD: Duration = Duration::from_millis(1);
-/// Most cold and warm sends, and most steering rules.
+/// The most cold and warm sends, and the most steering rules.
 const SAMPLES: u64 = 500;
-/// Time after which a missing answer is not expected any more.
+/// The time after which a missing answer is no longer expected.
 const QUIET: Duration = Duration::from_millis(100);
-/// Warm-up round trips, which are not recorded.
+/// The number of warm-up round trips, which are not recorded.
 const FIRST: u64 = 500;
 
 /// Number of frames in each round, and their rate.
@@ -44,7 +44,7 @@ impl Settings {
     }
 }
 
-/// What was found.
+/// The results of all rounds.
 pub(super) struct Rounds {
     pub(super) times: Vec<Times>,
     pub(super) burst: Burst,
@@ -71,7 +71,7 @@ pub(super) struct Burst {
     arrived: u64,
     /// Frames that did not arrive.
     pub(super) lost: u64,
-    /// Those of them for which the other end's queue had no receive; none if it does not count
+    /// The lost frames for which the other end's queue had no receive; `None` if it does not count
     /// them.
     without_receive: Option<u64>,
     /// While a burst was sent.
@@ -164,7 +164,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         self.next += frames;
         let began = self.gaps.now();
         let (mut sent, mut answered, mut last) = (0, 0, began);
-        // Time that the program lost until the last answer.
+        // The time that the program had lost at the last answer.
         let mut lost = self.gaps.lost();
         while answered < frames {
             let now = self.gaps.now();
@@ -258,7 +258,7 @@ impl<const BLOCKS: usize> Client<'_, BLOCKS> {
         Ok((times("rule_added", added, &none), times("rule_removed", removed, &none)))
     }
 
-    /// Waits for a time.
+    /// Waits, while a software device makes progress.
     fn pause(&mut self, time: Duration) -> Outcome {
         let began = Instant::now();
         while began.elapsed() < time {

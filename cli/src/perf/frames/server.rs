@@ -1,4 +1,4 @@
-//! The end that answers.
+//! The answering end.
 
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ use crate::rendezvous::{PATIENCE, Rendezvous};
 
 /// Empty polls between two checks of the device and the peer.
 const POLLS_PER_LOOK: u32 = 4096;
-/// After this much silence at the end of a round, frames that are missing are lost.
+/// After this much silence at the end of a round, missing frames count as lost.
 const QUIET: Duration = Duration::from_secs(1);
-/// Most frames whose arrival time is kept until they have left.
+/// The most frames whose arrival times are kept until their answers have left.
 const REMEMBERED: usize = 1024;
 /// The valid bits of the free-running clock (`MLX5_TIMER_MASK`).
 const CLOCK: u64 = (1 << 41) - 1;
