@@ -1,9 +1,9 @@
-//! Streams over the software device beside TCP over loopback, in one process and one run.
+//! Compares streams over the software device with TCP over loopback, in one process and one run.
 //!
 //! `cargo bench -p uverbs-stream --features soft,tokio --bench beside_tcp -- [MESSAGES] [--json]`
 //!
-//! Runs of the two alternate, and a ratio is the median of the runs' own ratios; absolute numbers
-//! are those of this machine. `cargo xtask figures FILE` reads the output of `--json`.
+//! Runs of the two alternate, and a ratio is the median of the ratios of the runs; absolute numbers
+//! hold only for the machine. `cargo xtask figures FILE` reads the output of `--json`.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,12 +15,12 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uverbs_stream::{Config, Listener, Stream};
 
-/// Bytes of a message that goes there and back.
+/// The bytes of a message in a round trip.
 const MESSAGE: usize = 64;
-/// Runs, of which the median is taken.
+/// The number of runs, of which the median is taken.
 const RUNS: usize = 5;
 
-/// Wall clock and processor time of the whole process.
+/// Elapsed time and processor time of the whole process.
 #[derive(Clone, Copy)]
 struct Times {
     wall: Duration,
@@ -37,7 +37,7 @@ impl Stopwatch {
         Self { start: Instant::now(), used: processor_time() }
     }
 
-    /// Per message of so many.
+    /// The times per message since the start.
     fn stop(&self, messages: usize) -> Times {
         let (wall, processor) = (self.start.elapsed(), processor_time() - self.used);
         let per = |time: Duration| time.div_f64(messages as f64);
@@ -53,7 +53,7 @@ fn processor_time() -> Duration {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where streams of this crate begin and end.
+/// The configuration and address of this crate's streams.
 struct Place {
     config: Config,
     address: SocketAddr,
@@ -89,7 +89,7 @@ fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
     Ok((server, client))
 }
 
-/// Time of a round trip between two threads.
+/// The time of a round trip between two threads.
 fn round_trip<S>((mut server, mut client): (S, S), messages: usize) -> io::Result<Times>
 where
     S: Read + Write + Send + 'static,
@@ -113,7 +113,7 @@ where
     Ok(times)
 }
 
-/// Time of `bytes` in one direction, by writes of 64 KiB.
+/// The time for `bytes` in one direction, with writes of 64 KiB.
 fn transfer<S>((mut server, mut client): (S, S), bytes: usize) -> io::Result<Times>
 where
     S: Read + Write + Send + 'static,
@@ -129,7 +129,7 @@ where
     Ok(watch.stop(1))
 }
 
-/// Time of round trips on many streams at once, per round trip, in tasks on two threads.
+/// The time per round trip on many streams at once, in tasks on two threads.
 fn crowd<S>(pairs: Vec<(S, S)>, messages: usize) -> io::Result<Times>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -144,7 +144,7 @@ where
                 [tokio::spawn(answer(server, rounds)), tokio::spawn(ask(client, rounds))]
             })
             .collect();
-        // The streams are not dropped before the time is taken.
+        // Keeps the streams until the time is measured.
         let mut streams = Vec::new();
         for task in tasks {
             streams.push(task.await??);
@@ -196,7 +196,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Prints a row: both networks in alternating runs.
+/// Measures both networks in alternating runs, and prints a row.
 struct Table {
     is_json: bool,
 }
@@ -240,7 +240,8 @@ impl Table {
     }
 }
 
-/// Raises the limit: each end of a stream has four files in tasks, and the device has two for it.
+/// Raises the limit of open files: each end of a tokio stream has four, and the device has two for
+/// it.
 fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {

@@ -1,12 +1,12 @@
-//! System calls per round trip of streams in tasks, beside TCP over loopback.
+//! System calls per round trip of tokio streams, compared with TCP over loopback.
 //!
 //! `cargo bench -p uverbs-stream --features soft,tokio --bench system_calls -- [--json]`
 //!
 //! perf counts the calls of a process that has both ends, and the device. A figure is the
-//! difference between two such processes, of which one makes more round trips, so what it takes to
-//! connect does not count. Nor does sched_yield(2), by which the device's thread looks for work for
-//! 200 us before it sleeps: how often depends on what else the machine does.
-//! `cargo xtask figures FILE` reads the output of `--json`.
+//! difference between two such processes, of which one makes more round trips, so calls to connect
+//! do not count. Nor does sched_yield(2), which the device's thread calls while it polls for 200 µs
+//! before it sleeps: how often depends on the machine's load. `cargo xtask figures FILE` reads the
+//! output of `--json`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +18,12 @@ use tokio::runtime::{Builder, Runtime};
 use uverbs_stream::Config;
 use uverbs_stream::tokio::{Listener, Stream};
 
-/// Round trips on all streams together, of the process that makes fewer and of the other one.
+/// The round trips on all streams together: of the process that makes fewer, and of the other one.
 const ROUNDS: [usize; 2] = [1280, 11_520];
-/// Pairs of processes, of which the median is taken.
+/// The number of pairs of processes, of which the median is taken.
 const RUNS: usize = 5;
-/// Tells a process that it is counted, and what it does: `NETWORK RUNTIME BYTES STREAMS ROUNDS`.
+/// The environment variable that makes a process the counted one, and says what it does: `NETWORK
+/// RUNTIME BYTES STREAMS ROUNDS`.
 const COUNTED: &str = "UVERBS_STREAM_COUNTED";
 
 const NETWORKS: [&str; 2] = ["rdma", "tcp"];
@@ -63,7 +64,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     Ok(stream)
 }
 
-/// Makes the round trips. The streams are dropped after the last one.
+/// Makes the round trips. The streams are dropped after the last round trip.
 async fn exchange<S>(pairs: Vec<(S, S)>, bytes: usize, rounds: usize) -> Result<(), Failure>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -111,7 +112,7 @@ async fn streams_of_tcp(count: usize) -> Result<Vec<(TcpStream, TcpStream)>, Fai
     Ok(pairs)
 }
 
-/// The process that is counted.
+/// Runs the counted process.
 fn counted(what: &str) -> Result<(), Failure> {
     let words: Vec<&str> = what.split(' ').collect();
     let [network, flavor, bytes, streams, rounds] = words[..] else { return Err(what.into()) };
@@ -124,7 +125,7 @@ fn counted(what: &str) -> Result<(), Failure> {
     })
 }
 
-/// How many system calls such a process makes, without those of sched_yield(2).
+/// The number of system calls of such a process, without sched_yield(2).
 fn calls(what: &str) -> Result<usize, Failure> {
     let mut perf = Command::new("perf");
     perf.args(["stat", "-x,", "-e", "raw_syscalls:sys_enter,syscalls:sys_enter_sched_yield"]);

@@ -1,7 +1,7 @@
-//! HTTP/1 by hyper over RDMA: a server, and a client that sends it a request.
+//! HTTP/1 over RDMA with hyper: a server, and a client that sends it a request.
 //!
 //! `cargo run -p uverbs-stream --features soft,tokio --example http [ADDRESS]`; without an address
-//! both ends are on the software device.
+//! both ends use the software device.
 
 mod shared;
 

@@ -1,7 +1,7 @@
 //! An echo server and its client, written as for TCP.
 //!
 //! `cargo run -p uverbs-stream --features soft --example stream_echo [ADDRESS]`; without an address
-//! both ends are on the software device.
+//! both ends use the software device.
 
 mod shared;
 

@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     delivery_deadline: OnceLock<Option<Instant>>,
 }
 
-/// A timeout that any thread may change, in nanoseconds; 0 is no timeout.
+/// A timeout that any thread may change, in nanoseconds; 0 means none.
 #[derive(Debug, Default)]
 pub(crate) struct Timeout(AtomicU64);
 

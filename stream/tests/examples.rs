@@ -1,4 +1,4 @@
-//! The examples run to their end.
+//! Runs the examples.
 
 use std::process::{Command, Output};
 

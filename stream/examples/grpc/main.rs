@@ -1,7 +1,7 @@
-//! gRPC by tonic over RDMA: a server, and a client that calls it.
+//! gRPC over RDMA with tonic: a server, and a client that calls it.
 //!
 //! `cargo run -p uverbs-stream --features soft,tokio --example grpc [ADDRESS]`; without an address
-//! both ends are on the software device.
+//! both ends use the software device.
 
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -34,7 +34,7 @@ async fn serve(listener: Listener) -> Result<(), Failure> {
     }
 }
 
-/// A channel of tonic whose connections are streams over RDMA.
+/// A tonic channel whose connections are streams over RDMA.
 async fn channel(config: Config, address: SocketAddr) -> Result<Channel, Failure> {
     let connector = tower::service_fn(move |_| {
         let config = config.clone();

@@ -1,4 +1,4 @@
-//! A gRPC service without generated code: a call takes a text and returns one.
+//! A gRPC service without generated code, whose calls take and return a string.
 
 use std::convert::Infallible;
 use std::future::Ready;
@@ -9,10 +9,10 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::server::UnaryService;
 use tonic::{Request, Response, Status};
 
-/// The path of the only call.
+/// The path of the service's only method.
 pub(crate) const PATH: &str = "/text.Text/Answer";
 
-/// Messages are the bytes of a text.
+/// Encodes a message as the bytes of a string.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TextCodec;
 
@@ -53,7 +53,7 @@ impl Decoder for TextCodec {
     }
 }
 
-/// Returns the text reversed; refuses an empty one.
+/// Returns the string reversed; refuses an empty one.
 #[derive(Clone, Copy, Debug)]
 struct Backwards;
 
@@ -70,7 +70,7 @@ impl UnaryService<String> for Backwards {
     }
 }
 
-/// What a server does with a call.
+/// Answers a call.
 pub(crate) async fn answer(
     call: hyper::Request<Incoming>,
 ) -> Result<hyper::Response<tonic::body::Body>, Infallible> {

@@ -1,4 +1,4 @@
-//! What the examples share: where they listen, and how they tell an error.
+//! Code that the examples share: the address, and the reporting of errors.
 
 use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -9,7 +9,7 @@ use uverbs_stream::Config;
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
-/// The address that the program was given; without one, the software device's.
+/// The address on the command line, or else one on the software device.
 pub(crate) fn place() -> Result<(Config, SocketAddr), Failure> {
     let Some(text) = std::env::args().nth(1) else {
         let software = uverbs::device("soft")?.open()?;
@@ -19,7 +19,7 @@ pub(crate) fn place() -> Result<(Config, SocketAddr), Failure> {
     Ok((Config::new(), found.next().ok_or("the name has no address")?))
 }
 
-/// The words of an error and of its sources, each once.
+/// The text of an error and of its sources, without repetitions.
 pub(crate) fn in_words(error: &(dyn Error + 'static)) -> String {
     let (mut text, mut next) = (error.to_string(), error.source());
     while let Some(source) = next {
@@ -32,7 +32,7 @@ pub(crate) fn in_words(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Ends the program.
+/// Reports the program's result.
 pub(crate) fn end(result: Result<(), Failure>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     eprintln!("{}", in_words(&*error));

@@ -1,4 +1,4 @@
-//! The end that survives: blocking streams, or those of tokio. A call that does not return in time
+//! The end that survives: blocking streams, or tokio streams. A call that does not return in time
 //! fails.
 
 use std::future::Future;
@@ -20,10 +20,10 @@ pub(crate) trait End: Sync {
     fn connect(&self, config: &Config, to: SocketAddr) -> io::Result<Self::Stream>;
     fn read(&self, stream: &mut Self::Stream, into: &mut [u8]) -> io::Result<usize>;
     fn write(&self, stream: &mut Self::Stream, data: &[u8]) -> io::Result<usize>;
-    /// Ends what the stream sends.
+    /// Ends the data of this side.
     fn finish(&self, stream: &mut Self::Stream) -> io::Result<()>;
 
-    /// All that is left to read, and how it ends.
+    /// Reads to the end: all bytes, and the result.
     fn read_all(&self, stream: &mut Self::Stream) -> (Vec<u8>, io::Result<()>) {
         let (mut all, mut part) = (Vec::new(), vec![0; 64 << 10]);
         loop {

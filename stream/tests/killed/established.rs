@@ -11,7 +11,7 @@ use crate::peer::{PATIENCE, pattern};
 use crate::process::Peer;
 use crate::setup::{Own, serves_the_next};
 
-/// The peer as the client, then as the server.
+/// Runs the check with the peer as the client, then as the server.
 fn at_both_ends<E: End>(own: &Own, end: &E, stage: &str, check: impl Fn(Peer, E::Stream)) {
     own.keeps_nothing(|| {
         let mut listener = own.listener(end);
@@ -25,7 +25,7 @@ fn at_both_ends<E: End>(own: &Own, end: &E, stage: &str, check: impl Fn(Peer, E:
     });
 }
 
-/// The connection ended before the peer's data did.
+/// Asserts that the connection ended before the peer's data did.
 fn is_reset(result: io::Result<impl std::fmt::Debug>) {
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
@@ -33,7 +33,7 @@ fn is_reset(result: io::Result<impl std::fmt::Debug>) {
     assert!(matches!(broken, Some(Broken::Disconnected)), "{error:?}");
 }
 
-/// Writes until it fails: the end of the peer is noticed when the first bytes have left, or before.
+/// Writes until it fails: the peer's end is noticed after the first bytes were sent, or before.
 fn cannot_write<E: End>(end: &E, stream: &mut E::Stream) -> io::Error {
     loop {
         if let Err(error) = end.write(stream, &[7; 1000]) {
@@ -42,7 +42,7 @@ fn cannot_write<E: End>(end: &E, stream: &mut E::Stream) -> io::Error {
     }
 }
 
-/// Dropping it waits for nothing.
+/// Asserts that dropping the stream does not wait.
 fn drops_at_once<S>(stream: S) {
     let start = Instant::now();
     drop(stream);
@@ -91,7 +91,7 @@ fn a_peer_that_writes_is_a_reset_after_its_bytes(own: &Own, end: &impl End) {
 
 fn what_a_peer_wrote_is_read_before_the_reset(own: &Own, end: &impl End) {
     at_both_ends(own, end, "wrote", |mut peer, mut stream| {
-        // The peer's device may have the bytes still; the ones that arrived count.
+        // The peer's device may not have sent all bytes; only those that arrived count.
         let mut first = [0; 1];
         assert_eq!(end.read(&mut stream, &mut first).unwrap(), 1);
         peer.wait_until_ready();
@@ -132,7 +132,7 @@ fn a_peer_that_has_the_end_and_sends_none_is_a_reset(own: &Own, end: &impl End) 
     });
 }
 
-/// The peer's data and its end arrive before it is killed: that is an end, and not a reset.
+/// The peer's data and its end arrive before it is killed, so this is an end and not a reset.
 fn a_peer_that_ended_its_data_is_an_end(own: &Own, end: &impl End) {
     at_both_ends(own, end, "ended", |mut peer, mut stream| {
         let (text, ended) = end.read_all(&mut stream);
@@ -148,7 +148,7 @@ fn a_peer_that_ended_its_data_is_an_end(own: &Own, end: &impl End) {
     });
 }
 
-/// What was not read when the peer closed is read after it is killed.
+/// Bytes that were not read when the peer closed are read after it is killed.
 fn a_peer_that_closed_is_an_end(own: &Own, end: &impl End) {
     at_both_ends(own, end, "closed", |mut peer, mut stream| {
         peer.wait_until_ready();

@@ -1,4 +1,5 @@
-//! HTTP/2 clients that are killed while bodies of their requests travel both ways.
+//! HTTP/2 clients that are killed while bodies of their requests are transferred in both
+//! directions.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -25,7 +26,7 @@ use crate::process::{Peer, wait_for_parent};
 use crate::setup::Own;
 
 const CLIENTS: usize = 3;
-/// Requests of a client at once.
+/// The number of concurrent requests of a client.
 const REQUESTS: usize = 4;
 
 /// A body that never ends.
@@ -116,7 +117,7 @@ fn a_server_serves_on_when_clients_are_killed() {
         let to = listener.local_addr().unwrap();
         let (mut killed, mut lives) = (JoinSet::new(), JoinSet::new());
         let mut peers: Vec<_> = (0..CLIENTS).map(|_| Peer::connecting("http2", to)).collect();
-        // They come in any order, so that all are accepted before one is waited for.
+        // They connect in any order, so all are accepted before the test waits for one.
         for _ in &peers {
             accept(&listener, &mut killed).await;
         }

@@ -1,8 +1,7 @@
-//! A peer whose process is killed at each stage of a stream's life. The other end gets the error or
-//! the end that is right, at once, and nothing of the connection is left there. The next client of
-//! a listener is served.
+//! The peer's process is killed at each stage of a stream's life. The other end must get the right
+//! error or end at once, and keep nothing of the connection. A listener must serve the next client.
 
-/// Runs each function with blocking streams and with those of tokio.
+/// Runs each function with blocking streams and with tokio streams.
 macro_rules! both {
     ($($test:ident),* $(,)?) => {
         mod blocking {

@@ -15,14 +15,14 @@ use uverbs_stream::{Config, Stream};
 use crate::http2;
 use crate::process::{Peer, role, wait_for_parent};
 
-/// Bound on a wait that must end; only a defect reaches it.
+/// A limit for waits that must end; only a defect reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The private data of a handshake (`handshake::Offer`): version 1, 128 receives, a 64 KiB ring.
 const OFFER: [u8; 24] =
     [b'u', b'v', b's', b't', 0, 1, 0, 128, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The bytes that a peer writes without end, from this position on.
+/// Bytes of the endless data that a peer writes, from this position on.
 pub(crate) fn pattern(from: usize, count: usize) -> Vec<u8> {
     (from..from + count).map(|at| (at % 251) as u8).collect()
 }
@@ -53,7 +53,7 @@ fn serve(context: &Context, stage: &str) {
     }
 }
 
-/// A server that has the request, or has accepted it and not taken note of the confirmation.
+/// A server that has the request, or that has accepted it but not handled the confirmation.
 fn serve_by_steps(context: &Context, stage: &str) {
     let channel = Channel::of(context).unwrap();
     let listening = channel.create_id(PortSpace::Tcp).unwrap();
@@ -150,7 +150,7 @@ fn queue_pair(context: &Context) -> (QueuePair<Rc>, CompletionQueue) {
     (pd.create_qp::<Rc>(cq.handle(), cq.handle()).build().unwrap(), cq)
 }
 
-/// The IPv4 address of a device, with any port.
+/// The IPv4 address of a device, with port 0.
 pub(crate) fn address_of(context: &Context) -> SocketAddr {
     let gids = context.gid_table(1).unwrap();
     let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");
@@ -168,7 +168,7 @@ impl Peer {
         Self::start("peer::peer", &format!("connect {stage} {to}"))
     }
 
-    /// Ends a wait of the process for its parent.
+    /// Lets the process continue if it waits for its parent.
     pub(crate) fn tell(&mut self) {
         writeln!(self.input.as_mut().unwrap()).unwrap();
     }

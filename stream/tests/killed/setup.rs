@@ -17,11 +17,11 @@ use crate::end::End;
 use crate::peer::{PATIENCE, address_of};
 use crate::process::Peer;
 
-/// A device on the loopback network.
+/// A software device with a loopback address.
 pub(crate) struct Own {
     soft: SoftDevice,
     pub(crate) context: Context,
-    /// Descriptors are counted, so the tests of this process run one after the other.
+    /// File descriptors are counted, so the tests of this process run one after the other.
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -36,7 +36,7 @@ impl Own {
     }
 
     pub(crate) fn config(&self) -> Config {
-        // A peer that keeps its place keeps the next one out.
+        // With only one half-open peer, one that is not removed keeps out the next.
         Config::new().context(&self.context).half_open(1).linger(2 * PATIENCE)
     }
 
@@ -44,8 +44,8 @@ impl Own {
         end.bind(&self.config(), address_of(&self.context))
     }
 
-    /// Device and process have after `work` what they had before it. The device closes its files of
-    /// a process that has ended when it notices the end.
+    /// Asserts that the device and the process have the same objects and files after `work` as
+    /// before. The device closes the files of an ended process when it notices the end.
     pub(crate) fn keeps_nothing(&self, work: impl FnOnce()) {
         let before = self.has();
         work();
@@ -57,8 +57,8 @@ impl Own {
         }
     }
 
-    /// The objects of the device, and the number of this process's descriptors. The device looks
-    /// for event files that the program has closed when it opens one.
+    /// The objects of the device, and the number of this process's file descriptors. Opening an
+    /// event file lets the device notice those that the program has closed.
     fn has(&self) -> (String, usize) {
         drop(self.context.create_completion_channel().unwrap());
         (self.objects(), std::fs::read_dir("/proc/self/fd").unwrap().count())
@@ -95,7 +95,7 @@ both!(
     a_client_that_ends_before_it_confirms_keeps_no_place,
 );
 
-/// As documented, looking up the address takes two seconds at most.
+/// As documented, resolving the address takes at most two seconds.
 fn a_server_that_ended_before_its_address_is_looked_up_does_not_answer(own: &Own, end: &impl End) {
     own.keeps_nothing(|| {
         let (mut peer, to) = Peer::serving("listening");
@@ -133,8 +133,8 @@ fn a_server_that_takes_no_note_of_the_confirmation_is_a_reset(own: &Own, end: &i
     });
 }
 
-/// The client takes the answer when its device has noticed the end, as the refusal of another
-/// request shows.
+/// The client takes the answer after its device has noticed the server's end, as the rejection of
+/// another request shows.
 #[test]
 fn a_server_that_ended_before_its_answer_is_taken_is_a_reset() {
     let own = Own::new();

@@ -1,4 +1,4 @@
-//! Runs tests in a process of their own: those that use up all descriptors, fork, or measure the
+//! Runs tests in separate processes: those that use up all file descriptors, fork, or measure the
 //! memory of the process.
 
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Set in the process of such a test.
+/// The environment variable that is set in the process of such a test.
 const ALONE: &str = "UVERBS_TEST_ALONE";
 
 /// Runs an ignored test alone.
@@ -22,7 +22,7 @@ pub(crate) fn is_alone() -> bool {
     std::env::var_os(ALONE).is_some()
 }
 
-/// Leaves no descriptor until the files are dropped.
+/// Takes all file descriptors, until the returned files are dropped.
 pub(crate) fn take_all_descriptors() -> Vec<File> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();

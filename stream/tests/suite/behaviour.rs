@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::network::{Listens, Network, Rdma, Streams};
 use crate::random::{Random, pattern};
 
-/// Bound on a wait for something that must happen; only a defect reaches it.
+/// A limit for waits that must end; only a defect reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 crate::both!(
@@ -214,12 +214,12 @@ fn an_abort_is_a_reset<N: Network>() {
     assert_eq!(reading.join().unwrap().kind(), ErrorKind::ConnectionReset);
 }
 
-/// After that the stream has ended.
+/// After the error, reads return the end of the stream.
 fn a_reset_is_reported_once<N: Network>() {
     let (server, mut client) = N::pair();
     server.abort();
     assert_eq!(client.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
-    // A socket tells one side, a stream both.
+    // A socket reports it to one side, a stream to both.
     let known = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(known.contains(&client.write(b"x").unwrap_err().kind()));
     for _ in 0..3 {
@@ -274,7 +274,7 @@ fn two_threads_use_the_halves<N: Network>() {
     threads.into_iter().flatten().for_each(|thread| thread.join().unwrap());
 }
 
-/// Small messages of both sides at once, more of them than fit into one direction's window.
+/// Both sides send small messages at once, more than fit into the window of a direction.
 fn both_write_before_they_read<N: Network>() {
     let (mut server, mut client) = N::pair();
     let other = thread::spawn(move || exchange::<N>(&mut server));
@@ -315,7 +315,7 @@ fn an_address_elsewhere_is_not_available<N: Network>() {
     assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{error}");
 }
 
-/// The broadcast address is none of a device, and TCP has other words for it.
+/// No device has the broadcast address, for which TCP has another error.
 #[test]
 fn no_device_has_the_address() {
     let error = Rdma::listen_at("255.255.255.255:1".parse().unwrap()).unwrap_err();

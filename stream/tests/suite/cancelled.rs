@@ -1,5 +1,5 @@
-//! Futures that are dropped after any number of polls, with the same tests over TCP. A stream
-//! neither loses nor repeats a byte, and a listener goes on.
+//! Futures that are dropped after any number of polls, with the same tests over TCP. A stream must
+//! neither lose nor repeat a byte, and a listener must continue to accept.
 
 use std::future::{Future, poll_fn};
 use std::io::{ErrorKind, IoSlice};
@@ -24,7 +24,7 @@ both_in_tasks!(
     a_listener_survives_peers_that_give_up,
 );
 
-/// Polls a future at most so many times; `None` if it had to wait then.
+/// Polls a future at most `polls` times; `None` if it is still pending.
 pub(crate) async fn at_most<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let (mut future, mut left) = (pin!(future), polls);
     let result = poll_fn(|task| {
@@ -38,7 +38,7 @@ pub(crate) async fn at_most<T>(polls: usize, future: impl Future<Output = T>) ->
     result.await
 }
 
-/// Once in a while as often as it takes, so that the test does not only poll.
+/// Sometimes until it is ready, so that the test does not only poll.
 fn some_polls(random: &mut Random) -> usize {
     [1, 1, 2, 3, usize::MAX][random.next() as usize % 5]
 }
@@ -132,7 +132,7 @@ async fn a_listener_survives_peers_that_give_up<N: Tasks>() {
     let (listener, to) = N::listen().await;
     let serving = tokio::spawn(async move {
         loop {
-            // A call that is dropped loses no peer.
+            // A dropped call loses no peer.
             at_most(1, N::accept(&listener)).await.into_iter().for_each(echo::<N>);
             echo::<N>(N::accept(&listener).await);
         }
@@ -162,7 +162,7 @@ fn echo<N: Tasks>(stream: N::Stream) {
     });
 }
 
-/// What only these streams have: memory that is lent, and a buffer of their own.
+/// Features that TCP lacks: lent memory, and a buffer of the stream.
 #[tokio::test]
 async fn borrowed_memory_that_is_given_back_unused_changes_no_byte() {
     let (server, client) = Rdma::pair().await;

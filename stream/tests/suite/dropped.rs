@@ -1,4 +1,4 @@
-//! Streams of tasks that are dropped while the peer's device does not acknowledge their end.
+//! Tokio streams that are dropped while the peer's device does not acknowledge their end.
 
 use std::io::{BufRead, ErrorKind};
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use uverbs_stream::tokio::Stream;
 use crate::alone;
 use crate::hostile::Peer;
 
-/// Far longer than a test takes that does not wait for it.
+/// Far longer than a test takes if it does not wait for this.
 const LINGER: Duration = Duration::from_secs(20);
 
-/// A runtime of one thread, and a second one for blocking work. It has no timers.
+/// A runtime with one thread, and a second one for blocking work, without timers.
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_io().max_blocking_threads(1).build().unwrap()
 }
 
-/// Streams of tasks whose peers have no receive for the end.
+/// Tokio streams whose peers have no receive for the end.
 fn streams(count: usize, linger: Duration) -> (Vec<Stream>, Vec<Peer>) {
     let pair = |_| {
         let (stream, peer) = Peer::pair();
@@ -28,13 +28,13 @@ fn streams(count: usize, linger: Duration) -> (Vec<Stream>, Vec<Peer>) {
     (0..count).map(pair).unzip()
 }
 
-/// The thread of the task that drops the stream has other tasks, too.
+/// The thread of the task that drops the stream must run other tasks meanwhile.
 #[test]
 fn a_peer_that_takes_no_end_keeps_no_task_waiting() {
     let (runtime, start) = (runtime(), Instant::now());
     let peers = runtime.block_on(async { streams(1, LINGER).1 });
     assert!(start.elapsed() < LINGER / 2, "it took {:?}", start.elapsed());
-    // The runtime waits no longer once the peer has gone.
+    // The runtime stops waiting when the peer is gone.
     drop(peers);
     drop(runtime);
     assert!(start.elapsed() < LINGER, "it took {:?}", start.elapsed());
@@ -86,7 +86,7 @@ fn a_runtime_waits_for_all_its_streams_at_the_same_time() {
     drop(peers);
 }
 
-/// It cannot become a stream of tasks, because not all its bytes are consumed.
+/// The stream cannot become a tokio stream, because not all its bytes are consumed.
 #[test]
 fn a_stream_that_is_refused_keeps_no_task_waiting() {
     let (runtime, start) = (runtime(), Instant::now());

@@ -17,7 +17,7 @@ use uverbs_stream::{Broken, Config};
 use crate::network::{address, config};
 use crate::random::pattern;
 
-/// Bound on a wait that must end; only a defect reaches it.
+/// A limit for waits that must end; only a defect reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn runtimes() -> [Runtime; 2] {
@@ -41,7 +41,7 @@ fn lengths(ring: usize) -> [usize; 6] {
     [0, 1, ring - 1, ring, ring + 1, 3 * ring + 1]
 }
 
-/// One side writes each length, the other one reads by `step` bytes at a time.
+/// One side writes each length, the other one reads `step` bytes at a time.
 fn exchange(config: &Config, ring: usize, step: usize) {
     let listener = config.bind(address()).unwrap();
     let to = listener.local_addr().unwrap();
@@ -119,7 +119,7 @@ fn large_messages_on_many_streams_at_once_arrive_whole() {
     }
 }
 
-/// A device of its own, and its address.
+/// A new device, and its address.
 fn device() -> (SoftDevice, Context, SocketAddr) {
     let soft = SoftDevice::builder("soft0").build().unwrap();
     let context = Device::from_soft(soft.clone()).open().unwrap();
@@ -138,7 +138,7 @@ async fn ends<T: std::fmt::Debug>(what: &str, call: impl Future<Output = std::io
     assert!(is_removed(&error), "{what}: {error:?}");
 }
 
-/// Tasks that wait for bytes, for space, and for the end to arrive.
+/// Tasks wait for bytes, for space, and for the delivery of the end.
 async fn waits_end_with_the_device() {
     let (soft, context, at) = device();
     let config = Config::new().context(&context).receive_ring(4096);
@@ -157,7 +157,7 @@ async fn waits_end_with_the_device() {
     tokio::task::spawn_blocking(move || soft.remove()).await.unwrap();
     timeout(PATIENCE, writing).await.expect("writes end").unwrap();
     timeout(PATIENCE, reading).await.expect("reads end").unwrap();
-    // What has arrived before may still be read.
+    // Bytes that arrived before may still be read.
     let mut left = Vec::new();
     ends("a read of what was left", deaf.read_to_end(&mut left)).await;
     assert!(left.iter().all(|byte| *byte == 7));
@@ -192,7 +192,7 @@ fn threads_hear_of_a_removed_device() {
     drop((deaf, idle));
 }
 
-/// Connecting and accepting end, too.
+/// Connecting and accepting also end.
 #[test]
 fn a_task_that_connects_or_accepts_hears_of_a_removed_device() {
     for runtime in runtimes() {
@@ -216,7 +216,7 @@ fn a_task_that_connects_or_accepts_hears_of_a_removed_device() {
     }
 }
 
-/// A name server may take its time.
+/// A name server may answer slowly.
 #[test]
 fn the_time_to_connect_begins_after_the_lookup() {
     const LIMIT: Duration = Duration::from_secs(1);

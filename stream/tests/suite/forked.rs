@@ -19,7 +19,7 @@ fn in_child(run: impl FnOnce()) {
         ForkResult::Child => {
             alarm::set(60);
             let result = catch_unwind(AssertUnwindSafe(run));
-            // SAFETY: ends the process at once.
+            // SAFETY: `_exit` has no preconditions; it ends the process at once.
             unsafe { nix::libc::_exit(i32::from(result.is_err())) };
         }
         ForkResult::Parent { child } => {
@@ -78,7 +78,7 @@ fn streams_of_the_parent() {
     }
     let (server, client) = Rdma::pair();
     let (other, mut polled) = Rdma::pair();
-    // It would poll for longer than the child lives.
+    // Without an error it would poll for longer than the child lives.
     let config = config().spin(Duration::from_secs(600));
     let listener = config.bind(address()).unwrap();
     let to = listener.local_addr().unwrap();
@@ -100,7 +100,7 @@ fn streams_of_the_parent() {
         drop(other.take());
     });
     drop(accepted);
-    // The parent's streams are as before.
+    // The parent's streams still work.
     let [server, client] = streams.each_mut().map(|stream| stream.as_mut().unwrap());
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0; 1]).unwrap();

@@ -1,4 +1,4 @@
-//! gRPC by tonic, over HTTP/2 over streams.
+//! gRPC with tonic, over HTTP/2 over streams.
 
 #[path = "../../examples/grpc/text.rs"]
 mod text;
@@ -35,7 +35,7 @@ async fn ask(channel: Channel, question: String) -> Result<String, Status> {
     answer.map(tonic::Response::into_inner)
 }
 
-/// More bytes than a ring and an HTTP/2 window hold.
+/// More bytes than fit into a ring and an HTTP/2 window.
 const LONG: usize = 1_000_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

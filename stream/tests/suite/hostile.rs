@@ -48,7 +48,7 @@ impl Peer {
         self.connection.qp.post_inline(op::Send, message, PostFlags::SIGNALED).unwrap();
     }
 
-    /// Sends some reports of nothing, and takes their completions.
+    /// Sends some empty reports, and takes their completions.
     fn flood(&mut self) {
         let mut left = 64;
         (0..left).for_each(|_| self.report(0, 0, 0));
@@ -113,7 +113,7 @@ fn data_after_the_end_breaks_the_stream() {
     peer.report(0, 0, 1);
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
     peer.write(1, 1);
-    // The reader has seen the end, and gets no error.
+    // A reader that has seen the end gets no error.
     let error = loop {
         match stream.take_error().unwrap() {
             None => thread::yield_now(),
@@ -123,7 +123,7 @@ fn data_after_the_end_breaks_the_stream() {
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
 }
 
-/// More reports than a stream needs: each uses a receive, which is posted again.
+/// The peer sends more reports than needed: each uses a receive, which is posted again.
 #[test]
 fn a_flood_of_reports_does_not_stop_the_stream() {
     let (mut stream, mut peer) = Peer::pair();
@@ -134,7 +134,7 @@ fn a_flood_of_reports_does_not_stop_the_stream() {
     assert_eq!(stream.read(&mut [0; 64]).unwrap(), 8);
 }
 
-/// A peer that reports without end: a reader still gives up in time, and gets data.
+/// While a peer sends reports without end, a reader still times out, and gets data.
 #[test]
 fn an_endless_flood_of_reports_keeps_no_reader() {
     let (mut stream, mut peer) = Peer::pair();
@@ -149,7 +149,7 @@ fn an_endless_flood_of_reports_keeps_no_reader() {
         });
         let mut read = || stream.read(&mut [0; 64]).map_err(|error| error.kind());
         let all: Vec<_> = (0..20).map(|_| read()).collect();
-        // Before an assertion can end this thread: the scope waits for the other one.
+        // Set before an assertion can end this thread, because the scope waits for the other one.
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(all, [Err(ErrorKind::WouldBlock); 20]);
         stream.set_read_timeout(None).unwrap();

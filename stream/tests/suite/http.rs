@@ -1,4 +1,4 @@
-//! HTTP/1 by hyper, over streams.
+//! HTTP/1 with hyper, over streams.
 
 use std::convert::Infallible;
 

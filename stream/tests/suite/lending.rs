@@ -177,7 +177,7 @@ fn fill_up(stream: &mut Stream) {
             }
         }
     }
-    // The buffers of sent data still come back.
+    // The buffers of sent data are still returned.
     while stream.write(&[0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
         && is_ready(stream)
     {}
@@ -206,10 +206,11 @@ fn a_read_without_data_does_not_hide_new_space_from_the_writer() {
     }
 }
 
-/// A completion of the stream's own write is of no use to a reader, and so most writes have none.
+/// A completion of the stream's own write would wake a reader unnecessarily, so most writes are
+/// unsignaled.
 #[test]
 fn a_reader_is_not_woken_for_its_own_small_writes() {
-    // Those of the second size do not fit into the work request.
+    // Writes of the second size do not fit into the work request.
     for (bytes, writes) in [(5, 20), (200, 12)] {
         let (mut server, mut client) = Rdma::pair();
         client.set_nonblocking(true).unwrap();
@@ -235,7 +236,7 @@ fn the_file_is_readable_if_data_arrived_before_its_first_use() {
         server.write_all(b"x").unwrap();
         server.set_linger(Duration::from_secs(60)).unwrap();
         server.shutdown(std::net::Shutdown::Write).unwrap();
-        // When this returns, the client's device has received both.
+        // When this returns, the client's device has received the data and the end.
         drop(server);
         assert!(becomes_ready(&client), "{tries_first}");
         assert_eq!(client.read(&mut [0; 8]).unwrap(), 1);

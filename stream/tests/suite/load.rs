@@ -98,8 +98,8 @@ async fn requests_of_many_connections_run_at_once_while_others_are_cancelled() {
     }
 }
 
-/// The server aborts the connection with outstanding requests: each ends, with an answer or an
-/// error.
+/// The server aborts a connection with outstanding requests, each of which must end with an answer
+/// or an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_a_connection_that_is_cut_end() {
     for seed in 0..10 {
@@ -132,7 +132,7 @@ async fn requests_of_a_connection_that_is_cut_end() {
 
 const CHUNK: usize = 10_000;
 
-/// A body of so many chunks, made one after the other when they are asked for.
+/// A body of chunks, each generated when it is polled for.
 struct Chunks {
     made: Arc<AtomicUsize>,
     count: usize,
@@ -154,7 +154,7 @@ impl Body for Chunks {
     }
 }
 
-/// How many chunks the server has made once it makes no more.
+/// Waits until the server generates no more chunks, and returns their number.
 async fn stopped(made: &AtomicUsize) -> usize {
     let mut before = 0;
     loop {
@@ -167,7 +167,7 @@ async fn stopped(made: &AtomicUsize) -> usize {
     }
 }
 
-/// While its reader pauses, the server makes no more data than rings and buffers hold.
+/// While its reader pauses, the server generates no more data than fits into rings and buffers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_pauses_stops_the_server() {
     const COUNT: usize = 500;
@@ -193,7 +193,7 @@ async fn a_reader_that_pauses_stops_the_server() {
         if at > pauses * COUNT * CHUNK / 3 && pauses < 2 {
             pauses += 1;
             let under_way = in_time(stopped(&made)).await * CHUNK - at;
-            // The ring, and buffers of hyper on both sides.
+            // The limit covers the ring, and hyper's buffers on both sides.
             assert!(under_way < 2 << 20, "{under_way} bytes are under way after {at}");
         }
     }
@@ -230,7 +230,7 @@ impl Sum {
     }
 }
 
-/// Bytes of memory that this process has at most used.
+/// The peak memory use of this process, in bytes.
 fn most_memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -278,7 +278,7 @@ fn streams_one_after_the_other_leave_nothing_open() {
     alone::run("load::many_streams_one_after_the_other");
 }
 
-/// Each third peer aborts, each third gives up while it connects.
+/// Every third peer aborts, and every third gives up while it connects.
 #[tokio::test]
 #[ignore = "another test runs it"]
 async fn many_streams_one_after_the_other() {

@@ -1,5 +1,5 @@
-//! One suite over streams and over TCP: a difference in behaviour fails. And tests of features that
-//! sockets lack.
+//! One suite that runs over streams and over TCP, so that a difference in behaviour fails, and
+//! tests of features that sockets lack.
 
 mod alone;
 mod behaviour;

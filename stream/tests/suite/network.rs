@@ -18,7 +18,7 @@ pub(crate) trait Network: 'static {
     fn listen() -> Self::Listener {
         Self::listen_at(Self::any_port()).unwrap()
     }
-    /// An address of this network, with any port.
+    /// An address of this network, with port 0.
     fn any_port() -> SocketAddr;
     fn listen_at(address: SocketAddr) -> io::Result<Self::Listener>;
     /// Connects to an address of this network.
@@ -39,7 +39,7 @@ pub(crate) trait Listens: Send + Sync + 'static {
     fn address(&self) -> SocketAddr;
     fn accept(&self) -> io::Result<Self::Stream>;
     fn set_nonblocking(&self);
-    /// Ends the `accept` in which another thread waits.
+    /// Ends an `accept` in which another thread waits.
     fn close(&self);
 }
 
@@ -121,7 +121,7 @@ impl Streams for TcpStream {
     }
 }
 
-/// A half that shuts the sending side of the socket down when dropped.
+/// A half that shuts down the sending side of the socket when dropped.
 pub(crate) struct TcpWriter(TcpStream);
 
 impl Write for TcpWriter {
@@ -139,7 +139,7 @@ impl Drop for TcpWriter {
     }
 }
 
-/// Streams of this crate, on one software device whose only peer is itself.
+/// Streams of this crate, on one software device without a wire.
 pub(crate) struct Rdma;
 
 pub(crate) fn context() -> Context {
@@ -151,12 +151,12 @@ pub(crate) fn context() -> Context {
     CONTEXT.get_or_init(open).clone()
 }
 
-/// The IPv4 address of the tests' device, with any port.
+/// The IPv4 address of the tests' device, with port 0.
 pub(crate) fn address() -> SocketAddr {
     address_of(&context())
 }
 
-/// The IPv4 address of a device, with any port.
+/// The IPv4 address of a device, with port 0.
 pub(crate) fn address_of(context: &Context) -> SocketAddr {
     let gids = context.gid_table(1).unwrap();
     let ipv4 = gids.iter().find_map(|entry| entry.gid.ipv4()).expect("an IPv4 address");

@@ -31,7 +31,7 @@ fn connecting_to_a_server_of_another_protocol_fails() {
     let mut listener = cm::Listener::builder().context(&context()).bind(address()).unwrap();
     let to = listener.local_address().unwrap();
     let connecting = thread::spawn(move || Rdma::connect(to).err().unwrap());
-    // It accepts, and the client ends it before it is established.
+    // The listener accepts, and the client ends the connection before it is established.
     let deadline = Instant::now() + std::time::Duration::from_secs(60);
     while !connecting.is_finished() && Instant::now() < deadline {
         let _ = listener.try_accept();
@@ -58,7 +58,7 @@ fn errors_keep_their_source() {
     assert!(matches!(broken, Some(Broken::Disconnected)), "{error:?}");
 }
 
-/// Later calls do not wait: no event would wake them.
+/// Later calls must not wait, because no event would wake them.
 #[test]
 fn a_removed_device_closes_its_listener() {
     let soft = uverbs::soft::SoftDevice::builder("soft0").without_wire().build().unwrap();
@@ -71,7 +71,7 @@ fn a_removed_device_closes_its_listener() {
     assert_eq!(expected.map(|_| listener.accept().unwrap_err().kind()), expected);
 }
 
-/// An address with an interface, as a text, needs a type of its own: the error names it.
+/// The error names the type that is needed to parse an address with an interface.
 #[test]
 fn an_interface_in_a_text_is_explained() {
     let text = "[fe80::1%lo]:7471";

@@ -1,4 +1,4 @@
-//! Random numbers from a seed, and bytes that show their place in a stream.
+//! Random numbers from a seed, and bytes that depend on their position in a stream.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Random(pub(crate) u64);
@@ -12,7 +12,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// 1 to `most`, small numbers as often as large ones.
+    /// A number from 1 to `most`, as often small as large.
     pub(crate) fn size(&mut self, most: usize) -> usize {
         let most = (self.next() as usize % most) + 1;
         (self.next() as usize % most) + 1

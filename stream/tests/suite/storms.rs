@@ -1,4 +1,4 @@
-//! Many peers at once, and listeners that do not accept them.
+//! Many concurrent peers, and listeners that do not accept them.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -43,7 +43,7 @@ fn many_connects_to_a_short_backlog_are_served() {
         stream.read_exact(&mut question).unwrap();
         assert_eq!(&question, b"ping");
         stream.write_all(b"pong").unwrap();
-        // Dropping it waits for the peer's device, which has it then.
+        // Dropping the stream waits until the peer's device has its data.
     }
     all.into_iter().for_each(|peer| assert_eq!(&peer.join().unwrap(), b"pong"));
 }
@@ -53,7 +53,8 @@ fn many_connects_to_a_short_backlog_are_served() {
 fn waiting_peers_are_refused_when_the_listener_is_dropped() {
     let listener = config().bind(address()).unwrap();
     let all = peers(8, listener.local_addr().unwrap(), |stream| stream.map(drop));
-    // Readable: a request is there. The others come before or after the listener has gone.
+    // It is readable when a request has arrived. The others arrive before or after the listener is
+    // dropped.
     let mut files = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut files, 60_000_u16), Ok(1));
     drop(listener);
@@ -82,7 +83,7 @@ fn peers_that_leave_at_once_do_not_delay_others() {
     accepting.join().unwrap();
 }
 
-/// A peer that asks for a connection and confirms none, unless told to.
+/// A peer that requests a connection and confirms it only on demand.
 struct HalfOpen {
     id: Id,
     channel: Channel,
@@ -115,7 +116,7 @@ impl HalfOpen {
         self.id.establish(&mut self.qp, &QpOptions::default()).unwrap();
     }
 
-    /// What the listener says, if it says anything soon.
+    /// The listener's answer, if it arrives within the time.
     fn answer(&self, within: Duration) -> Option<EventKind> {
         self.channel.next_event_until(Instant::now() + within).ok().map(|event| event.kind)
     }
@@ -155,8 +156,8 @@ fn several_threads_accept_peers_that_leave_at_once() {
     accepting.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// Peers that never confirm are answered up to the bound. The others wait for one of those to go,
-/// as many as the backlog says.
+/// Only a limited number of peers that never confirm is accepted. As many others as the backlog
+/// allows wait until one of those ends.
 #[test]
 fn half_open_peers_are_bounded() {
     const SOON: Duration = Duration::from_millis(300);
@@ -173,23 +174,23 @@ fn half_open_peers_are_bounded() {
         .collect();
     let waits = HalfOpen::new(to);
     assert!(waits.answer(SOON).is_none(), "there is no place");
-    // The second one waits, too; then no more may. Requests arrive in this order.
+    // The second one also waits; no further one may. Requests arrive in this order.
     let mut second = HalfOpen::new(to);
     let refused = HalfOpen::new(to).answer(LATE);
     assert!(matches!(refused, Some(EventKind::Rejected(_))), "{refused:?}");
     assert!(waits.answer(SOON).is_none());
-    // The first that waits gives up, and the second one gets the place of a peer that leaves.
+    // The first waiting peer gives up, and the second one is accepted when another peer ends.
     drop(waits);
     drop(answered.pop());
     assert!(matches!(second.answer(LATE), Some(EventKind::ConnectResponse(_))));
     second.confirm();
     let accepted = accepting.join().unwrap();
-    // Before the stream, which would wait for it to take the end.
+    // Dropped before the stream, which would wait until this peer has received the end.
     drop(second);
     drop(accepted);
 }
 
-/// As below, where a task accepts. Its runtime has no timers.
+/// As below, with a task that accepts, in a runtime without timers.
 #[test]
 fn a_task_hears_when_a_silent_peer_loses_its_place() {
     silent_peers_keep_no_other_address_out(|listener| {
@@ -206,8 +207,8 @@ fn a_thread_hears_when_a_silent_peer_loses_its_place() {
     silent_peers_keep_no_other_address_out(|listener| listener.accept().map(|(stream, _)| stream));
 }
 
-/// Silent peers of two addresses have all places. A peer of a third address gets the place of the
-/// oldest one after five seconds, in which no event wakes the listener.
+/// Silent peers of two addresses reach the limit. A peer of a third address replaces the oldest one
+/// after five seconds, in which no event wakes the listener.
 fn silent_peers_keep_no_other_address_out<S: Send + 'static>(
     accept: impl FnOnce(uverbs_stream::Listener) -> std::io::Result<S> + Send + 'static,
 ) {
@@ -225,7 +226,7 @@ fn silent_peers_keep_no_other_address_out<S: Send + 'static>(
     assert!(open.iter().all(was_answered));
     let mut peer = HalfOpen::of(&honest, to);
     assert!(was_answered(&peer), "it is kept out");
-    // Before the listener returns, which refuses all others when it is dropped.
+    // Checked before the listener is dropped, which refuses all others.
     assert!(matches!(open[0].answer(LATE), Some(EventKind::Rejected(_))));
     peer.confirm();
     let accepted = accepting.join().unwrap().unwrap();
@@ -233,7 +234,7 @@ fn silent_peers_keep_no_other_address_out<S: Send + 'static>(
     drop(accepted);
 }
 
-/// As over TCP, the peer waits until there is a descriptor.
+/// As over TCP, the peer waits until a file descriptor is free.
 #[test]
 fn a_listener_without_a_descriptor_loses_no_connection() {
     alone::run("storms::peers_of_a_listener_without_a_descriptor");
@@ -257,7 +258,7 @@ fn peers_of_a_listener_without_a_descriptor() {
     listener.set_nonblocking(false).unwrap();
     let files = alone::take_all_descriptors();
     peers.iter_mut().for_each(HalfOpen::confirm);
-    // The first has the channel that the listener has opened before.
+    // The first connection uses the channel that the listener had already opened.
     let first = listener.accept().unwrap();
     let error = listener.accept().unwrap_err();
     assert!(error.to_string().contains("EMFILE"), "{error}");
@@ -267,7 +268,7 @@ fn peers_of_a_listener_without_a_descriptor() {
     drop((first, second));
 }
 
-/// One peer that waited cannot be accepted, and is refused. The next one is accepted at once.
+/// A waiting peer that cannot be accepted is refused, and the next one is accepted at once.
 #[test]
 fn a_peer_that_cannot_be_accepted_keeps_no_other_waiting() {
     const LATE: Duration = Duration::from_secs(30);
@@ -296,8 +297,8 @@ fn a_listener_without_half_open_peers_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
-/// The listener's program was busy for longer than a peer may be silent. All peers have confirmed
-/// meanwhile, while a peer of a third address waits.
+/// The listener's program is busy for longer than a peer may be silent. All peers confirm
+/// meanwhile, and a peer of a third address waits.
 #[test]
 fn a_program_that_was_busy_refuses_no_peer_that_has_confirmed() {
     const LATE: Duration = Duration::from_secs(30);

@@ -1,5 +1,4 @@
-//! The number of system calls that streams make in tasks, counted by strace in a process of its
-//! own.
+//! The number of system calls of tokio streams, counted by strace in a separate process.
 
 use std::collections::HashMap;
 use std::process::Command;
@@ -12,7 +11,7 @@ use crate::network::{address, config};
 
 const STREAMS: usize = 16;
 const ROUNDS: usize = 200;
-/// Says how many rounds the process that is counted makes.
+/// The environment variable with the number of rounds of the counted process.
 const VARIABLE: &str = "UVERBS_TEST_ROUNDS";
 
 async fn pair(listener: &Listener, config: &Config) -> (Stream, Stream) {
@@ -52,7 +51,7 @@ async fn round_trips_on_streams_in_tasks() {
     }
 }
 
-/// How often each system call is made for so many rounds; `None` without strace.
+/// The number of calls of each system call for `rounds` rounds; `None` without strace.
 fn calls(rounds: usize) -> Option<HashMap<String, usize>> {
     let table = std::env::temp_dir().join(format!("uverbs-stream-{}", std::process::id()));
     let mut strace = Command::new("strace");
@@ -67,14 +66,14 @@ fn calls(rounds: usize) -> Option<HashMap<String, usize>> {
     let text = std::fs::read_to_string(&table).unwrap();
     std::fs::remove_file(&table).unwrap();
     let rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    // The fourth column has the calls, the last one their name.
+    // The fourth column has the number of calls, the last one the name.
     let rows = rows.filter_map(|row| Some((row.last()?.to_string(), row.get(3)?.parse().ok()?)));
     Some(rows.collect())
 }
 
-/// A task that waits takes the event that ends its wait by one read(2): no poll(2) comes before it,
-/// and no getpid(2) goes with it. Both ends of a stream wait once in a round trip. The device
-/// reads no socket, because both ends are its own.
+/// A waiting task takes the event that ends its wait with one read(2), without a poll(2) or
+/// getpid(2). Both ends of a stream wait once per round trip. The device reads no socket, because
+/// both ends are on it.
 #[test]
 fn a_task_makes_one_system_call_for_an_event_that_it_waited_for() {
     let (Some(none), Some(all)) = (calls(0), calls(ROUNDS)) else { return };
@@ -83,7 +82,7 @@ fn a_task_makes_one_system_call_for_an_event_that_it_waited_for() {
         of(&all).saturating_sub(of(&none))
     };
     let (events, few) = (2 * STREAMS * ROUNDS, STREAMS * ROUNDS / 8);
-    // A busy machine may have the next message there before a task waits for it.
+    // On a busy machine the next message may arrive before a task waits for it.
     assert!(count("read") > few && count("read") < events + few, "{all:?}");
     for name in ["poll", "getpid", "recvmmsg"] {
         assert!(count(name) < few, "{name}: {all:?}");

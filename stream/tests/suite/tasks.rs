@@ -144,7 +144,7 @@ async fn halves_work_at_the_same_time<N: Tasks>() {
     }
 }
 
-/// Reading sends reports to the peer. The shutdown is complete only once these are.
+/// Reading sends reports to the peer, and the shutdown is complete only after these are.
 async fn a_shutdown_stays_complete_while_reading_continues<N: Tasks>() {
     const BYTES: usize = 300_000;
     let (mut server, mut client) = N::pair().await;
@@ -229,8 +229,8 @@ async fn a_dropped_read_loses_no_data<N: Tasks>() {
     assert_eq!(&found, b"word");
 }
 
-/// The event arrives after the task that last waited for it was dropped. The task of the other
-/// direction is woken all the same.
+/// The event arrives after the task that last waited for it was dropped. The other direction's task
+/// must still be woken.
 async fn a_waiting_writer_survives_a_dropped_reader<N: Tasks>() {
     let (mut server, client) = N::pair().await;
     let (mut read, mut write) = split(client);
@@ -267,7 +267,7 @@ async fn a_task_that_never_waits_leaves_others_their_turn<N: Tasks>() {
             tokio::task::yield_now().await;
         }
     };
-    // One task polls both, so the other future has a turn only when the reading one leaves it.
+    // One task polls both, so the other future runs only when the reading one yields.
     tokio::join!(reading, other);
     assert!(turns.get() > 10, "{} turns", turns.get());
 }
@@ -286,7 +286,7 @@ async fn a_read_initializes_no_more_than_arrived() {
     assert!(Pin::new(&mut server).poll_read(&mut task, &mut into).is_pending());
     assert_eq!(into.initialized().len(), 0);
     client.write_all(b"words").await.unwrap();
-    // By the time that one byte is known, the others have arrived too.
+    // When one byte is available, the others have also arrived.
     server.read_exact(&mut [0; 1]).await.unwrap();
     assert!(matches!(Pin::new(&mut server).poll_read(&mut task, &mut into), Poll::Ready(Ok(()))));
     assert_eq!((into.filled(), into.initialized().len()), (&b"ords"[..], 4));
@@ -353,16 +353,16 @@ async fn tasks_accept_from_one_listener<N: Tasks>() {
     }
 }
 
-/// As over TCP, the peer waits until there is a descriptor.
+/// As over TCP, the peer waits until a file descriptor is free.
 #[test]
 fn a_listener_of_tasks_without_a_descriptor_loses_no_connection() {
     alone::run("tasks::peers_of_a_listener_of_tasks_without_a_descriptor");
 }
 
-/// A stream that is established, and whose listener has answered but not heard of it.
+/// An established stream whose listener has not handled the confirmation.
 async fn not_accepted(listener: &Listener) -> Stream {
     let connecting = Rdma::connect(listener.local_addr().unwrap());
-    // Once it is connected, the listener is not asked again.
+    // Once the stream is connected, the listener is not polled again.
     tokio::select! {
         biased;
         client = connecting => client.unwrap(),
@@ -381,7 +381,7 @@ async fn peers_of_a_listener_of_tasks_without_a_descriptor() {
     client.write_all(b"all").await.unwrap();
     let files = alone::take_all_descriptors();
     let accept = || timeout(PATIENCE, listener.accept());
-    // Both wait for the event, and each hears of the error.
+    // Both wait for the event, and each gets the error.
     let (first, second) = tokio::join!(accept(), accept());
     for accepted in [first, second] {
         let error = accepted.unwrap().unwrap_err();
@@ -392,7 +392,7 @@ async fn peers_of_a_listener_of_tasks_without_a_descriptor() {
     server.read_exact(&mut [0; 3]).await.unwrap();
     server.write_all(b"back").await.unwrap();
     client.read_exact(&mut [0; 4]).await.unwrap();
-    // The one that waits when the listener is dropped is aborted.
+    // A stream that waits to be accepted when the listener is dropped is aborted.
     let mut client = not_accepted(&listener).await;
     let files = alone::take_all_descriptors();
     accept().await.unwrap().unwrap_err();
@@ -408,7 +408,7 @@ async fn nothing_listens<N: Tasks>() {
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
 }
 
-/// The time is that of all addresses together, as for threads.
+/// The timeout is for all addresses together, as for blocking streams.
 #[test]
 fn a_connect_ends_at_its_timeout() {
     // These listeners never accept.
