@@ -12,21 +12,21 @@
 //! [`layer::Raw`]. With the cargo feature `soft` a software ConnectX is built in. It is opened only
 //! by its name (`soft`) or by `UVERBS_DEVICE=soft`.
 //!
-//! # What to use for what
+//! # Which type for which task
 //! A search for a C name (`ibv_post_send`) finds its counterpart; [`from_libibverbs`] lists them
 //! all, and the differences.
 //!
-//! | for | use |
+//! | task | use |
 //! |---|---|
 //! | a server and clients that meet by address | [`cm`]: [`cm::listen`], [`cm::connect`] |
 //! | ends that exchange 48 bytes themselves | [`QueuePair::endpoint`], [`QueuePair::connect`] |
-//! | messages without `unsafe` | [`Slab`], [`QueuePair`], [`CompletionQueue`] |
-//! | the fewest instructions, addresses and keys | [`raw`] |
+//! | messages without `unsafe` code | [`Slab`], [`QueuePair`], [`CompletionQueue`] |
+//! | the fewest instructions, with addresses and keys | [`raw`] |
 //! | memory that peers read and write | [`MemoryRegion`], [`MemoryView`], [`op::Write`] ([`raw`]) |
 //! | one receive queue for many peers | [`ProtectionDomain::create_srq`] |
 //! | datagrams, multicast | [`qp_type::Ud`], [`AddressHandle`] |
-//! | Ethernet frames past the kernel | [`ethernet`], [`flow`] |
-//! | sleeping until a completion | [`CompletionChannel`]; in tasks of tokio `uverbs::tokio` |
+//! | Ethernet frames that bypass the kernel | [`ethernet`], [`flow`] |
+//! | sleeping until a completion | [`CompletionChannel`]; with tokio `uverbs::tokio` |
 //! | byte streams like `TcpStream` | the crate `uverbs-stream` |
 //! | tests without an adapter, injected faults | `uverbs::soft` |
 //!
@@ -143,7 +143,8 @@ pub mod from_libibverbs {}
 /// The software ConnectX, and faults for tests. Where an example says `uverbs_soft`, write
 /// `uverbs::soft`.
 ///
-/// Two devices. The first loses its first packet, and retransmission delivers the message:
+/// An example with two devices, the first of which loses its first packet; a retransmission
+/// delivers the message:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -184,7 +185,7 @@ pub mod from_libibverbs {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A verb that fails once, an event, and a removed device:
+/// An example of a verb that fails once, an event, and a removed device:
 ///
 /// ```
 /// use uverbs::soft::{AsyncKind, Errno, EventObject, Fault, Moment, SoftDevice};
@@ -224,7 +225,7 @@ pub mod soft {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// So do those of `docs/trading.md`.
+/// The examples of `docs/trading.md` compile and run.
 #[cfg(all(doctest, feature = "soft"))]
 #[doc = include_str!("../docs/trading.md")]
 struct Trading;

@@ -243,14 +243,14 @@ impl<L: Layer> CqBuilder<L> {
         let has = self.context.driver_limits().comp_mask;
         let real = self.timestamps == TimestampFormat::RealTime;
         if real && !has.contains(AllocUcontextRespMask::REAL_TIME_TS) {
-            let cause = "the device makes no real-time timestamps";
+            let cause = "the device has no real-time timestamps";
             return Err(Error::unsupported(CREATE, cause)
                 .cure_with("set REAL_TIME_CLOCK_ENABLE in the firmware's configuration"));
         }
         Ok(())
     }
 
-    /// Checks the format too: the kernel checks only whether the device compresses at all.
+    /// Also checks the format; the kernel only checks whether the device compresses at all.
     fn check_compression(&self) -> Result<()> {
         let Some(compression) = self.compression else { return Ok(()) };
         if self.entry_bytes != 64 {
@@ -258,7 +258,7 @@ impl<L: Layer> CqBuilder<L> {
         }
         let has = self.context.attributes()?.mlx5.cqe_comp_caps.supported_format;
         if !has.contains(compression.asked()) {
-            let cause = "the device does not compress completions so";
+            let cause = "the device does not support this compression";
             return Err(Error::unsupported(CREATE, cause).asked(format!("{compression:?}")));
         }
         Ok(())

@@ -258,7 +258,7 @@ impl<L: Layer> CompletionQueue<L> {
     destroy_methods! {
         "ibv_destroy_cq",
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         errors of the kernel. It is returned unchanged."
+         errors of the kernel. The error contains it unchanged."
     }
 }
 

@@ -67,7 +67,7 @@ impl Devx {
 }
 
 impl Umem {
-    /// Its number in commands.
+    /// The umem's number in firmware commands.
     pub fn id(&self) -> u32 {
         self.id
     }
@@ -80,7 +80,8 @@ impl Umem {
     /// Releases it.
     ///
     /// # Errors
-    /// Errors of the kernel: EBUSY while a firmware object uses it. It is returned unchanged.
+    /// Errors of the kernel: EBUSY while a firmware object uses it. The error contains it,
+    /// unchanged.
     #[doc(alias = "mlx5dv_devx_umem_dereg")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.object.destroy().map_err(|error| DestroyError::new(self, error))

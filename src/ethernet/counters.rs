@@ -63,7 +63,7 @@ impl Matches {
 
     pub(super) fn read(&self) -> Result<u64> {
         let Some(counters) = &self.0 else {
-            let cause = "the queue counts no matches";
+            let cause = "the queue does not count matches";
             return Err(Error::invalid("read_counters", cause).cure_with("use count_matches()"));
         };
         let mut value = [0];

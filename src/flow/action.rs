@@ -81,7 +81,8 @@ impl FlowAction {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules or clones of it exist; errors of the kernel. It is returned unchanged.
+    /// `Busy` while rules or clones of it exist; errors of the kernel. The error contains it,
+    /// unchanged.
     #[doc(alias = "ibv_destroy_flow_action")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let users = ("rule", "this action");

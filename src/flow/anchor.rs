@@ -52,7 +52,7 @@ impl SteeringAnchor {
     /// Destroys it.
     ///
     /// # Errors
-    /// Errors of the kernel. It is returned unchanged.
+    /// Errors of the kernel. The error contains it unchanged.
     #[doc(alias = "mlx5dv_destroy_steering_anchor")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         self.object.destroy().map_err(|error| DestroyError::new(self, error))

@@ -107,7 +107,8 @@ impl Matcher {
     /// Destroys it.
     ///
     /// # Errors
-    /// `Busy` while rules or clones of it exist; errors of the kernel. It is returned unchanged.
+    /// `Busy` while rules or clones of it exist; errors of the kernel. The error contains it,
+    /// unchanged.
     #[doc(alias = "mlx5dv_destroy_flow_matcher")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let users = ("rule", "this matcher");

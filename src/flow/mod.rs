@@ -123,7 +123,7 @@ impl Flow {
     /// Destroys it (ibv_destroy_flow). A rule whose queue pair was dropped no longer exists.
     ///
     /// # Errors
-    /// Errors of the kernel. It is returned unchanged.
+    /// Errors of the kernel. The error contains it unchanged.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy(self) -> std::result::Result<(), DestroyError<Self>> {
         self.rule.end().map_err(|error| DestroyError::new(self, error))

@@ -224,7 +224,7 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
         self.modify(&QpAttributes::to(State::Reset))
     }
 
-    /// Receives that were posted and whose completion was not polled yet; 0 if it has no receive
+    /// The number of posted receives whose completions have not been polled; 0 without a receive
     /// queue.
     pub fn outstanding_receives(&mut self) -> u32 {
         self.queues.receive.as_mut().map_or(0, RecvQueue::outstanding)
@@ -232,8 +232,8 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
 
     destroy_methods! {
         "ibv_destroy_qp",
-        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
-         is returned unchanged."
+        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. The \
+         error contains it unchanged."
     }
 }
 

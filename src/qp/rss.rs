@@ -176,7 +176,8 @@ impl IndirectionTable {
     /// Destroys it (ibv_destroy_rwq_ind_table).
     ///
     /// # Errors
-    /// `Busy` while targets or clones hold it; errors of the kernel. It is returned unchanged.
+    /// `Busy` while targets or clones hold it; errors of the kernel. The error contains it,
+    /// unchanged.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(mut self) -> std::result::Result<(), DestroyError<Self>> {
         let name = format!("the table {:#x}", self.number());
@@ -374,8 +375,8 @@ impl RssTarget {
 
     destroy_methods! {
         "ibv_destroy_qp",
-        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. It \
-         is returned unchanged."
+        "`Deadlock` if this thread holds an event of it; `Busy` while steering rules lead to it; errors of the kernel. The \
+         error contains it unchanged."
     }
 }
 

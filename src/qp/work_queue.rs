@@ -247,7 +247,7 @@ impl<L: Layer> WorkQueue<L> {
     destroy_methods! {
         "ibv_destroy_wq",
         "`Busy` while indirection tables or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         errors of the kernel. It is returned unchanged."
+         errors of the kernel. The error contains it unchanged."
     }
 }
 

@@ -500,7 +500,7 @@ impl<L: Layer> SharedReceiveQueue<L> {
     destroy_methods! {
         "ibv_destroy_srq",
         "`Busy` while queue pairs or other handles hold it; `Deadlock` if this thread holds an event of it; \
-         errors of the kernel. It is returned unchanged."
+         errors of the kernel. The error contains it unchanged."
     }
 }
 

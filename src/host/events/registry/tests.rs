@@ -58,7 +58,7 @@ fn destroy_waits_for_another_threads_acknowledgement() {
     });
 }
 
-/// An event stays with the thread that got it, so no one can acknowledge it once the thread ended.
+/// Only the thread that got an event can acknowledge it, so nothing can once that thread has ended.
 #[test]
 fn destroy_waits_for_no_thread_that_has_ended() {
     let (registry, id) = thread::spawn(registry_with_one_event).join().unwrap();
