@@ -121,13 +121,13 @@ impl Link {
     /// `TimedOut`, also if the peer did not answer a disconnect for 74 to 78 seconds; `DeviceGone`.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        while !self.was_told()? {
+        while !self.is_end_known()? {
             let look = Instant::now() + LOOK;
             let until = deadline.map_or(look, |deadline| deadline.min(look));
             match self.channel.next_event_until(until) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::TimedOut && deadline != Some(until) => {}
-                Err(error) if error.kind() == ErrorKind::TimedOut => return Err(open_still(error)),
+                Err(error) if error.kind() == ErrorKind::TimedOut => return Err(still_open(error)),
                 event => self.take(event?)?,
             }
         }
@@ -140,7 +140,7 @@ impl Link {
     /// # Errors
     /// `TimedOut` if the peer did not answer a disconnect; `DeviceGone`; errors of the kernel.
     pub fn has_ended(&self) -> Result<bool> {
-        while !self.was_told()? {
+        while !self.is_end_known()? {
             match self.channel.try_next_event() {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -166,7 +166,7 @@ impl Link {
 
     /// Whether the connection's end was reported. A removal is an error at every call, because no
     /// further event follows it.
-    fn was_told(&self) -> Result<bool> {
+    fn is_end_known(&self) -> Result<bool> {
         match self.end.get() {
             None => Ok(false),
             Some(End::Disconnected) => Ok(true),
@@ -175,7 +175,7 @@ impl Link {
     }
 }
 
-fn open_still(error: Error) -> Error {
+fn still_open(error: Error) -> Error {
     error
         .because("the peer has neither ended the connection nor agreed to its end")
         .cure_with("the peer calls disconnect, has_ended or wait_disconnected")
