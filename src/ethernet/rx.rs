@@ -262,7 +262,7 @@ impl<C: Clock> Frame<'_, C> {
         self.frame.checks()
     }
 
-    /// Types of its headers: IP version, protocol.
+    /// The types of its headers: IP version and protocol.
     #[inline(always)]
     pub fn header_types(&self) -> CqeHeaderTypes {
         self.frame.header_types()

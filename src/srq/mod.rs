@@ -58,9 +58,9 @@ pub struct SrqBuilder<L: Layer = Safe> {
     receives: u32,
     sge: u32,
     xrcd: Option<XrcDomain>,
-    /// Of an XRC or a tag matching queue.
+    /// Only for XRC and tag matching queues.
     cq: Option<CqHandle<L>>,
-    /// Of a tag matching queue.
+    /// Only for tag matching queues.
     tags: Option<u16>,
     user_context: u64,
 }
