@@ -185,6 +185,12 @@ impl<O: Operation, P: Payload> Request<O, P> {
         has_data && self.octowords <= 4 * short_blocks::<O>()
     }
 
+    /// Octowords of the whole WQE.
+    #[inline(always)]
+    pub(super) fn octowords(&self) -> usize {
+        self.octowords
+    }
+
     /// Blocks of the whole WQE.
     #[inline(always)]
     pub(super) fn blocks(&self) -> usize {
@@ -421,27 +427,27 @@ unsafe fn store_octoword(to: *mut Wide, octoword: Octoword, in_words: bool) {
 }
 
 /// Composes a WQE of one to four blocks in registers, stores them at `$to`, and hands them to
-/// `$use`; `$longer` is for more.
+/// `$use`; `$longer` is for more. `$octowords` are the WQE's, or what its blocks have.
 ///
 /// Each length has its own copy of `$use`, in which the blocks' number is a constant.
 macro_rules! composed {
-    ($wqe:expr, $blocks:expr, $to:ident, |$composed:ident| $use:expr, $longer:expr) => {
-        if $blocks == 1 {
+    ($wqe:expr, $octowords:expr, $to:ident, |$composed:ident| $use:expr, $longer:expr) => {
+        if $octowords <= 4 {
             let $composed = [$wqe.put_end($to, 0)];
             $use
         } else {
             crate::send_queue::wide::keep_apart();
-            match $blocks {
-                2 => {
+            match $octowords {
+                ..=8 => {
                     let $composed = [$wqe.put_inner($to, 0), $wqe.put_end($to, 1)];
                     $use
                 }
-                3 => {
+                ..=12 => {
                     let $composed =
                         [$wqe.put_inner($to, 0), $wqe.put_inner($to, 1), $wqe.put_end($to, 2)];
                     $use
                 }
-                4 => {
+                ..=16 => {
                     let $composed = [
                         $wqe.put_inner($to, 0),
                         $wqe.put_inner($to, 1),

@@ -176,12 +176,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if request.is_short() {
             if is_direct && self.is_open_for(short_blocks::<O>()) {
                 // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
+                unsafe { self.post_direct(wr_id, *request, 4 * short_blocks::<O>()) };
                 return Ok(());
             }
-        } else if is_direct && self.is_open_for(request.blocks()) {
+        } else if is_direct && self.is_open_to(request.octowords()) {
             // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, *request, request.blocks()) };
+            unsafe { self.post_direct(wr_id, *request, request.octowords()) };
             return Ok(());
         }
         crate::hint::cold_path();
@@ -195,6 +195,16 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         }
         crate::hint::cold_path();
         self.reopen(blocks as u32)
+    }
+
+    /// [`SendQueue::is_open_for`] a request of so many octowords.
+    #[inline(always)]
+    fn is_open_to(&mut self, octowords: usize) -> bool {
+        if self.next.has_octowords(octowords) {
+            return true;
+        }
+        crate::hint::cold_path();
+        self.reopen_for(octowords.div_ceil(4) as u32)
     }
 
     /// [`SendQueue::post_promised`] of any data, and where space has to be looked for: a program
@@ -215,7 +225,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let blocks = request.blocks();
         if request.is_direct() && self.is_open_for(blocks) {
             // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, *request, blocks) };
+            unsafe { self.post_direct(wr_id, *request, request.octowords()) };
             return Ok(());
         }
         let (wr_id, found) = self.find_and_take(wr_id, blocks as u32);
@@ -243,12 +253,12 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         if request.is_short() {
             if is_direct && self.next.has(short_blocks::<O>()) {
                 // SAFETY: open so far.
-                unsafe { self.post_direct(wr_id, *request, short_blocks::<O>()) };
+                unsafe { self.post_direct(wr_id, *request, 4 * short_blocks::<O>()) };
                 return true;
             }
-        } else if is_direct && self.next.has(request.blocks()) {
+        } else if is_direct && self.next.has_octowords(request.octowords()) {
             // SAFETY: open so far.
-            unsafe { self.post_direct(wr_id, *request, request.blocks()) };
+            unsafe { self.post_direct(wr_id, *request, request.octowords()) };
             return true;
         }
         false
@@ -329,14 +339,15 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.post_promised_template(wr_id, unsafe { Promised::new(template) }, flags)
     }
 
-    /// Builds a request of `blocks` blocks and rings for it. One to four are composed in registers
-    /// and stored twice, to the ring and to BlueFlame; more go only to the ring. What is not
+    /// Builds a request of `octowords` octowords, or as many as its blocks have, and rings for it.
+    /// One to four blocks are composed in registers and stored twice, to the ring and to BlueFlame;
+    /// more go only to the ring. What is not
     /// composed goes to the ring, and is copied from there.
     ///
     /// # Safety
     /// The queue is open so far.
     #[cfg_attr(not(debug_assertions), inline(always))]
-    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>, blocks: usize)
+    unsafe fn post_direct<I, O, P>(&mut self, wr_id: I, request: Request<O, P>, octowords: usize)
     where
         I: RequestId,
         O: Operation,
@@ -348,6 +359,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         unsafe {
             let to = self.next.block();
             if !P::IS_COMPOSED {
+                let blocks = request.blocks();
                 wqe.store(to);
                 let head = self.enter(wr_id, blocks);
                 self.ring_blocks(head, blocks as u32, |i| to.wrapping_add(i as usize));
@@ -355,13 +367,14 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             }
             composed!(
                 wqe,
-                blocks,
+                octowords,
                 to,
                 |composed| {
                     self.ring_copied(wr_id, Copied::composed(&composed));
                     end_apart(PhantomData::<O>, &composed);
                 },
                 {
+                    let blocks = request.blocks();
                     wqe.store_long(to);
                     self.enter(wr_id, blocks);
                     let control = narrow(control)[0];

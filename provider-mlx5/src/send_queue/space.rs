@@ -7,7 +7,7 @@ use super::batch::high;
 use super::ring::Next;
 use super::wide::{copies_pairs, few_rounds};
 use super::{RequestId, SendQueue, Transport, place};
-use crate::format::WQEBB_SIZE;
+use crate::format::{OCTOWORD, WQEBB_SIZE};
 use crate::hint::likely;
 use crate::mmio::Register;
 use crate::queue_state::completed_counter;
@@ -69,6 +69,13 @@ impl Next {
     pub(super) fn has(&self, blocks: usize) -> bool {
         // Both are whole blocks, and for one block this takes an instruction less.
         if blocks == 1 { likely(self.at < self.limit) } else { self.has_bytes(blocks * WQEBB_SIZE) }
+    }
+
+    /// Whether a request of so many octowords can be written. Place and limit are whole blocks, so
+    /// its blocks need not be known.
+    #[inline(always)]
+    pub(super) fn has_octowords(&self, octowords: usize) -> bool {
+        self.has_bytes(octowords * OCTOWORD)
     }
 
     /// Takes the id of the next request, before the queue moves on. A program's own implementation
