@@ -204,7 +204,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return true;
         }
         crate::hint::cold_path();
-        self.reopen_for(octowords.div_ceil(4) as u32)
+        self.reopen(octowords.div_ceil(4) as u32)
     }
 
     /// [`SendQueue::post_promised`] of any data, and where space has to be looked for: a program
