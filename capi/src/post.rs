@@ -149,9 +149,36 @@ forms! {
             }
             let queue = sends::<T>(qp);
             if !Usual::post_two_blocks::<T>(queue, common(qp), wr) {
-                return either!(post_others::<T>, post_others_newer::<T>)(qp, wr, bad);
+                return match queue.is_open() {
+                    true => either!(post_shorter::<T>, post_shorter_newer::<T>)(qp, wr, bad),
+                    false => either!(post_others::<T>, post_others_newer::<T>)(qp, wr, bad),
+                };
             }
             queue_pair.send_lock.release();
+            0
+        }
+    }
+}
+
+forms! {
+    beside
+    /// Posts a request with inline data that may fit into one block after all, when the lock is
+    /// held.
+    ///
+    /// # Safety
+    /// As for [`post_one`].
+    #[inline(never)]
+    fn post_shorter / post_shorter_newer [T: Posts](
+        qp: *mut ibv_qp,
+        wr: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !Usual::post_ring::<T, 2>(sends::<T>(qp), common(qp), wr, true) {
+                return post_others::<T>(qp, wr, bad);
+            }
+            Qp::of(qp).send_lock.release();
             0
         }
     }
@@ -356,6 +383,9 @@ unsafe fn post_several<T: Posts, const NEWER: bool>(
     // SAFETY: the caller's promise, and that of the program for each request of its list.
     unsafe {
         let (queue, common) = (sends::<T>(qp), common(qp));
+        if !T::IS_CONNECTED && queue.is_open() {
+            return post_rest::<T>(qp, first);
+        }
         let mut wr = first;
         while !wr.is_null() {
             // Two calls, in each of which `inline` is a constant, so that the code tests the flag

@@ -395,6 +395,24 @@ forms! {
     }
 }
 
+/// The only buffer of a program whose data is inline.
+#[derive(Clone, Copy)]
+struct Buffer(*const u8, usize);
+
+impl Entries for Buffer {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        1
+    }
+    fn sge(&self, _: usize) -> (u64, u32, u32) {
+        (0, 0, 0)
+    }
+    #[inline(always)]
+    fn buffer(&self, _: usize) -> (*const u8, usize) {
+        (self.0, self.1)
+    }
+}
+
 /// [`set_inline_data`] of data that needs more blocks, or for which space has to be looked for.
 ///
 /// # Safety
@@ -405,24 +423,29 @@ unsafe extern "C" fn set_long<T: Posts, const SENDS: bool>(
     start: *const u8,
     length: usize,
 ) {
-    let buffer = ibv_data_buf { addr: start.cast_mut().cast(), length };
-    // SAFETY: the caller's promise.
-    unsafe { set_copied::<T, SENDS>(qp, Buffers { count: 1, list: &raw const buffer }) };
-}
-
-/// Copies data into the request in the ring, or records it.
-///
-/// # Safety
-/// As for [`set_inline_data`].
-#[inline(always)]
-unsafe fn set_copied<T: Posts, const SENDS: bool>(qp: *mut ibv_qp_ex, data: Buffers) {
     // SAFETY: the caller's promise.
     unsafe {
         let queue = queue::<T, SENDS>(qp);
+        let data = Buffer(start, length);
         if !queue.is_some_and(|queue| queue.add_copied(&of(qp).1.common, data)) {
-            record_inline::<T, SENDS>(qp, data.count, data.list);
+            record_buffer::<T, SENDS>(qp, start, length);
         }
     }
+}
+
+/// [`record_inline`] of one buffer.
+///
+/// # Safety
+/// As for [`set_inline_data`].
+#[inline(never)]
+unsafe extern "C" fn record_buffer<T: Posts, const SENDS: bool>(
+    qp: *mut ibv_qp_ex,
+    start: *const u8,
+    length: usize,
+) {
+    let buffer = ibv_data_buf { addr: start.cast_mut().cast(), length };
+    // SAFETY: the caller's promise.
+    unsafe { record_inline::<T, SENDS>(qp, 1, &raw const buffer) };
 }
 
 /// Copies inline data and records it.
@@ -460,6 +483,12 @@ forms! {
         list: *const ibv_data_buf,
     ) {
         // SAFETY: the caller's queue pair, after start, its list, and the bytes that it names.
-        unsafe { set_copied::<T, SENDS>(qp, Buffers { count, list }) };
+        unsafe {
+            let queue = queue::<T, SENDS>(qp);
+            let data = Buffers { count, list };
+            if !queue.is_some_and(|queue| queue.add_copied(&of(qp).1.common, data)) {
+                record_inline::<T, SENDS>(qp, count, list);
+            }
+        }
     }
 }
