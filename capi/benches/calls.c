@@ -1,6 +1,8 @@
 /* Instructions per verb at the C ABI, on the software device. Under callgrind, which counts between two toggles; one case per
  * run. `calls` lists the cases: number, the instructions per request or completion of Debian 12's libmlx5 on ordinary memory,
- * name. All have the loop and the indirect call in them, as case 0 alone has.
+ * name. (Of polls of receives with data inside, of full queues but for one SGE, of atomics, invalidations and several buffers,
+ * and of receives of two SGEs, on the device that `uverbs run` shows.) All have the loop and the indirect call in them, as case 0
+ * alone has.
  * `calls NUMBER time` prints the least time per request or completion of many runs, in nanoseconds. See `compare`.
  * `calls grid` counts requests with inline data of many lengths, and dumps the counts of each point by its name. See `grid`. */
 #include <errno.h>
@@ -68,10 +70,10 @@ static struct ibv_pd *pd;
 static struct ibv_mr *mr;
 static char data[65536];
 static struct polled plain, extended;
-static struct ibv_qp *qp, *qp_extended, *narrow, *wide, *ud;
-static struct ibv_qp_ex *qx, *narrow_x, *ud_x;
+static struct ibv_qp *qp, *qp_extended, *narrow, *wide, *ud, *narrow_ud, *broken, *inlining, *sharing;
+static struct ibv_qp_ex *qx, *narrow_x, *ud_x, *narrow_ud_x, *broken_x;
 static struct ibv_ah *ah;
-static struct ibv_srq *srq;
+static struct ibv_srq *srq, *inside_srq;
 static struct ibv_send_wr sends[N], *bad;
 static struct ibv_recv_wr receives[N], *bad_receive;
 static struct ibv_sge send_sges[N], receive_sges[N];
@@ -79,12 +81,13 @@ static struct ibv_wc wc[N];
 
 static void connect_to_itself(struct ibv_qp *qp)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC };
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	memset(&attr, 0, sizeof attr);
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
 	attr.dest_qp_num = qp->qp_num;
+	attr.max_dest_rd_atomic = 16;
 	attr.min_rnr_timer = 1;
 	attr.ah_attr.port_num = attr.ah_attr.is_global = attr.ah_attr.grh.hop_limit = 1;
 	attr.ah_attr.grh.sgid_index = 3;
@@ -93,6 +96,7 @@ static void connect_to_itself(struct ibv_qp *qp)
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	memset(&attr, 0, sizeof attr);
 	attr.qp_state = IBV_QPS_RTS;
+	attr.max_rd_atomic = 16;
 	attr.timeout = 14;
 	attr.retry_cnt = attr.rnr_retry = 7;
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
@@ -105,9 +109,10 @@ static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls, uint32_t depth, uint
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | (calls ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
 		.send_ops_flags = calls ? IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND |
-			IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM : 0,
-		.cap = { .max_send_wr = depth, .max_recv_wr = 512, .max_send_sge = sges, .max_recv_sge = 1,
-			.max_inline_data = sges > 1 || depth < 512 ? 0 : MOST },
+			IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
+			IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_LOCAL_INV : 0,
+		.cap = { .max_send_wr = depth, .max_recv_wr = 512, .max_send_sge = sges, .max_recv_sge = sges > 1 ? 2 : 1,
+			.max_inline_data = sges > 1 && depth == 512 ? 0 : MOST },
 	};
 	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
 	CHECK(qp);
@@ -115,19 +120,34 @@ static struct ibv_qp *make_qp(struct ibv_cq *cq, int calls, uint32_t depth, uint
 	return qp;
 }
 
+/* A queue pair whose short messages are in their completions. */
+static struct ibv_qp *make_inside(struct ibv_srq *srq)
+{
+	struct ibv_qp_init_attr_ex attr = {
+		.send_cq = plain.cq, .recv_cq = plain.cq, .srq = srq, .qp_type = IBV_QPT_RC, .pd = pd, .comp_mask = IBV_QP_INIT_ATTR_PD,
+		.cap = { .max_send_wr = 512, .max_recv_wr = srq ? 0 : 512, .max_send_sge = 1, .max_recv_sge = srq ? 0 : 1 },
+	};
+	struct mlx5dv_qp_init_attr dv = {
+		.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, .create_flags = MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
+	};
+	struct ibv_qp *qp = mlx5dv_create_qp(context, &attr, &dv);
+	CHECK(qp);
+	connect_to_itself(qp);
+	return qp;
+}
+
 /* A UD queue pair that sends to itself, where nothing is received. */
-static void make_ud(void)
+static struct ibv_qp *make_ud(uint32_t depth)
 {
 	struct ibv_qp_init_attr_ex init = {
 		.send_cq = plain.cq, .recv_cq = plain.cq, .qp_type = IBV_QPT_UD, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
-		.cap = { .max_send_wr = 512, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = MOST },
+		.cap = { .max_send_wr = depth, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = MOST },
 	};
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7 };
 	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1, .sgid_index = 3 } };
-	ud = ibv_create_qp_ex(context, &init);
+	struct ibv_qp *ud = ibv_create_qp_ex(context, &init);
 	CHECK(ud);
-	ud_x = ibv_qp_to_qp_ex(ud);
 	CHECK(!ibv_modify_qp(ud, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
 	attr.qp_state = IBV_QPS_RTR;
 	CHECK(!ibv_modify_qp(ud, &attr, IBV_QP_STATE));
@@ -136,6 +156,7 @@ static void make_ud(void)
 	CHECK(!ibv_query_gid(context, 1, 3, &to.grh.dgid));
 	ah = ibv_create_ah(pd, &to);
 	CHECK(ah);
+	return ud;
 }
 
 static void prepare(enum ibv_wr_opcode opcode, unsigned flags, uint32_t length, int list)
@@ -235,34 +256,87 @@ static void several_sges(int list)
 static void three_sges(void) { several_sges(1); }
 static void list_of_three_sges(void) { several_sges(LIST); }
 
-static int call_narrow(const struct ibv_send_wr *wr)
+/* Kinds of requests for a queue that is kept full. */
+enum kind { ONE_SGE, FOUR_SGES, INLINE_64, DATAGRAM, DATAGRAM_INLINE_64, FETCH_ADD };
+
+/* Posts one request by calls. */
+static int call_one(struct ibv_qp_ex *x, enum kind kind, const struct ibv_send_wr *wr)
 {
-	ibv_wr_start(narrow_x);
-	narrow_x->wr_id = wr->wr_id;
-	narrow_x->wr_flags = IBV_SEND_SIGNALED;
-	ibv_wr_rdma_write(narrow_x, mr->rkey, (uintptr_t)data + 32768);
-	ibv_wr_set_sge(narrow_x, mr->lkey, (uintptr_t)data, 64);
-	return ibv_wr_complete(narrow_x);
+	ibv_wr_start(x);
+	x->wr_id = wr->wr_id;
+	x->wr_flags = IBV_SEND_SIGNALED;
+	switch (kind) {
+	case DATAGRAM:
+	case DATAGRAM_INLINE_64:
+		ibv_wr_send(x);
+		ibv_wr_set_ud_addr(x, ah, ud->qp_num, 7);
+		break;
+	case FETCH_ADD:
+		ibv_wr_atomic_fetch_add(x, mr->rkey, (uintptr_t)data + 32768, 1);
+		break;
+	default:
+		ibv_wr_rdma_write(x, mr->rkey, (uintptr_t)data + 32768);
+	}
+	if (kind == INLINE_64 || kind == DATAGRAM_INLINE_64)
+		ibv_wr_set_inline_data(x, data, 64);
+	else if (wr->num_sge > 1)
+		ibv_wr_set_sge_list(x, wr->num_sge, wr->sg_list);
+	else
+		ibv_wr_set_sge(x, mr->lkey, (uintptr_t)data, 64);
+	return ibv_wr_complete(x);
 }
 
-/* A queue that is kept full: a request is posted for each completion. */
-static void keep_full(int calls)
+/* A queue that is kept full: a request is posted for each completion, or a list for as many. */
+static void keep_full(int calls, enum kind kind, int list)
 {
-	prepare(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 64, 1);
-	for (int i = 0; i < NARROW; i++)
-		CHECK(!ibv_post_send(narrow, &sends[i], &bad));
+	const int is_ud = kind == DATAGRAM || kind == DATAGRAM_INLINE_64;
+	struct ibv_qp *to = is_ud ? narrow_ud : narrow;
+	struct ibv_qp_ex *x = is_ud ? narrow_ud_x : narrow_x;
+	unsigned flags = kind == INLINE_64 || kind == DATAGRAM_INLINE_64 ? IBV_SEND_INLINE : 0;
+
+	prepare(is_ud ? IBV_WR_SEND : IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED | flags, 64, 1);
 	for (int i = 0; i < N; i++) {
-		drain(1);
+		sends[i].sg_list = &send_sges[i % (N - 3)];
+		sends[i].num_sge = kind == FOUR_SGES ? 4 : 1;
+		if (is_ud) {
+			sends[i].wr.ud.ah = ah;
+			sends[i].wr.ud.remote_qpn = ud->qp_num;
+			sends[i].wr.ud.remote_qkey = 7;
+		}
+		if (kind == FETCH_ADD) {
+			sends[i].opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+			sends[i].wr.atomic = (typeof(sends[i].wr.atomic)){ (uintptr_t)data + 32768, 1, 0, mr->rkey };
+			send_sges[i].length = 8;
+		}
+	}
+	for (int i = 0; i < NARROW; i++)
+		CHECK(!ibv_post_send(to, &sends[i], &bad));
+	for (int i = 0; i < N; i++)
+		sends[i].next = (i + 1) % list ? &sends[i + 1] : NULL;
+	for (int i = 0; i < N; i += list) {
+		drain(list);
 		if (calls)
-			COUNTED(if (call_narrow(&sends[i])) abort());
+			COUNTED(if (call_one(x, kind, &sends[i])) abort());
 		else
-			COUNTED(if (ibv_post_send(narrow, &sends[i], &bad)) abort());
+			COUNTED(if (ibv_post_send(to, &sends[i], &bad)) abort());
 	}
 	drain(NARROW);
 }
 
-static void full_queue(void) { keep_full(0); }
-static void calls_full_queue(void) { keep_full(1); }
+#define FULL(name, ...) static void name(void) { keep_full(__VA_ARGS__); }
+FULL(full_queue, 0, ONE_SGE, 1)
+FULL(full_four_sges, 0, FOUR_SGES, 1)
+FULL(full_inline, 0, INLINE_64, 1)
+FULL(full_ud, 0, DATAGRAM, 1)
+FULL(full_ud_inline, 0, DATAGRAM_INLINE_64, 1)
+FULL(full_atomic, 0, FETCH_ADD, 1)
+FULL(full_list_ud, 0, DATAGRAM, 8)
+FULL(full_list_inline, 0, INLINE_64, 8)
+FULL(calls_full_queue, 1, ONE_SGE, 1)
+FULL(calls_full_four_sges, 1, FOUR_SGES, 1)
+FULL(calls_full_inline, 1, INLINE_64, 1)
+FULL(calls_full_ud, 1, DATAGRAM, 1)
+FULL(calls_full_ud_inline, 1, DATAGRAM_INLINE_64, 1)
 
 static void by_calls(int list, size_t inline_length)
 {
@@ -286,6 +360,88 @@ static void by_calls(int list, size_t inline_length)
 	end();
 	retire();
 }
+
+/* Requests whose operation or data is not of the usual kind. */
+static void atomics(int calls)
+{
+	prepare(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 8, 1);
+	for (int i = 0; i < N; i++) {
+		sends[i].wr.atomic = (typeof(sends[i].wr.atomic)){ (uintptr_t)data + 32768, 1, 0, mr->rkey };
+	}
+	begin();
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i++) {
+		if (!calls) {
+			if (ibv_post_send(qp, &sends[i], &bad))
+				abort();
+			continue;
+		}
+		ibv_wr_start(qx);
+		qx->wr_id = i;
+		qx->wr_flags = 0;
+		ibv_wr_atomic_fetch_add(qx, mr->rkey, (uintptr_t)data + 32768, 1);
+		ibv_wr_set_sge(qx, mr->lkey, (uintptr_t)data, 8);
+		if (ibv_wr_complete(qx))
+			abort();
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+	end();
+	retire();
+}
+
+static void atomic(void) { atomics(0); }
+static void calls_atomic(void) { atomics(1); }
+
+static void two_buffers(size_t length)
+{
+	const struct ibv_data_buf buffers[2] = { { data, length / 2 }, { data + length / 2, length - length / 2 } };
+	begin();
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i++) {
+		ibv_wr_start(qx);
+		qx->wr_id = i;
+		qx->wr_flags = 0;
+		ibv_wr_rdma_write(qx, mr->rkey, (uintptr_t)data + 32768);
+		ibv_wr_set_inline_data_list(qx, 2, buffers);
+		if (ibv_wr_complete(qx))
+			abort();
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+	end();
+	retire();
+}
+
+static void two_buffers_16(void) { two_buffers(16); }
+static void two_buffers_64(void) { two_buffers(64); }
+
+/* The queue pair is in its error state, so the device does nothing but flush. */
+static void invalidate(int calls)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = mr->rkey };
+	begin();
+	CALLGRIND_TOGGLE_COLLECT;
+	for (int i = 0; i < N; i++) {
+		if (!calls) {
+			if (ibv_post_send(broken, &wr, &bad))
+				abort();
+			continue;
+		}
+		ibv_wr_start(broken_x);
+		broken_x->wr_id = i;
+		broken_x->wr_flags = 0;
+		ibv_wr_local_inv(broken_x, mr->rkey);
+		if (ibv_wr_complete(broken_x))
+			abort();
+	}
+	CALLGRIND_TOGGLE_COLLECT;
+	end();
+	settle(&plain, N);
+	for (int count = 0; count < N;)
+		count += ibv_poll_cq(plain.cq, N, wc);
+}
+
+static void invalidations(void) { invalidate(0); }
+static void calls_invalidations(void) { invalidate(1); }
 
 static void calls_inline_16(void) { by_calls(1, 16); }
 static void calls_inline_64(void) { by_calls(1, 64); }
@@ -333,6 +489,22 @@ static void receive(int list)
 static void receive_one(void) { receive(1); }
 static void receive_list(void) { receive(LIST); }
 
+/* Receives of two SGEs. */
+static void receive_two_sges(void)
+{
+	prepare_receives(1);
+	for (int i = 0; i < N; i++) {
+		receives[i].sg_list = &receive_sges[i % (N - 1)];
+		receives[i].num_sge = 2;
+	}
+	COUNTED(for (int i = 0; i < N; i++) if (ibv_post_recv(wide, &receives[i], &bad_receive)) abort());
+	prepare(IBV_WR_SEND, 0, 64, LIST);
+	sends[N - 1].send_flags = IBV_SEND_SIGNALED;
+	for (int i = 0; i < N; i += LIST)
+		CHECK(!ibv_post_send(wide, &sends[i], &bad));
+	drain(N + 1);
+}
+
 static void receive_shared(void)
 {
 	prepare_receives(1);
@@ -358,6 +530,26 @@ static void poll_receives(enum ibv_wr_opcode opcode, int batch)
 	COUNTED(for (int i = 0; i < N; i += batch) if (ibv_poll_cq(plain.cq, batch, wc) != batch) abort());
 	retire();
 }
+
+/* Receives whose data is in the completion, of a queue pair's own queue or a shared one. */
+static void poll_inside(struct ibv_qp *to, int batch)
+{
+	const int is_shared = to == sharing;
+	prepare_receives(LIST);
+	prepare(IBV_WR_SEND, 0, 16, LIST);
+	for (int i = 0; i < N; i += LIST) {
+		CHECK(!(is_shared ? ibv_post_srq_recv(inside_srq, &receives[i], &bad_receive) : ibv_post_recv(to, &receives[i], &bad_receive)));
+		CHECK(!ibv_post_send(to, &sends[i], &bad));
+	}
+	settle(&plain, N);
+	COUNTED(for (int i = 0; i < N; i += batch) if (ibv_poll_cq(plain.cq, batch, wc) != batch) abort());
+	prepare(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 16, 1);
+	CHECK(!ibv_post_send(to, &sends[0], &bad));
+	drain(1);
+}
+
+static void poll_inside_many(void) { poll_inside(inlining, BATCH); }
+static void poll_inside_shared_many(void) { poll_inside(sharing, BATCH); }
 
 static void poll_send(void) { poll_sends(1); }
 static void poll_many_sends(void) { poll_sends(BATCH); }
@@ -503,17 +695,35 @@ static const struct {
 	{ "`ibv_post_send`, 3 SGEs", three_sges, 407 },
 	{ "`ibv_post_send`, list of 32, 3 SGEs", list_of_three_sges, 237 },
 	{ "`ibv_post_send`, 1 SGE, a queue kept full", full_queue, 330 },
+	{ "`ibv_post_send`, 4 SGEs, a queue kept full", full_four_sges, 443 },
+	{ "`ibv_post_send`, inline 64 B, a queue kept full", full_inline, 376 },
+	{ "`ibv_post_send`, list of 8, inline 64 B, a queue kept full", full_list_inline, 215 },
+	{ "`ibv_post_send`, atomic", atomic, 328 },
+	{ "`ibv_post_send`, atomic, a queue kept full", full_atomic, 333 },
+	{ "`ibv_post_send`, invalidation", invalidations, 334 },
+	{ "`ibv_post_send` on UD, 1 SGE, a queue kept full", full_ud, 374 },
+	{ "`ibv_post_send` on UD, inline 64 B, a queue kept full", full_ud_inline, 421 },
+	{ "`ibv_post_send` on UD, list of 8, a queue kept full", full_list_ud, 189 },
 	{ "`ibv_wr_*`, inline 16 B", calls_inline_16, 300 },
 	{ "`ibv_wr_*`, inline 64 B", calls_inline_64, 325 },
 	{ "`ibv_wr_*`, 1 SGE", calls_sge, 270 },
 	{ "`ibv_wr_*`, batch of 32, 1 SGE", calls_batch, 137 },
 	{ "`ibv_wr_*`, batch of 32, inline 16 B", calls_batch_inline, 171 },
 	{ "`ibv_wr_*`, 1 SGE, a queue kept full", calls_full_queue, 283 },
+	{ "`ibv_wr_*`, 4 SGEs, a queue kept full", calls_full_four_sges, 398 },
+	{ "`ibv_wr_*`, inline 64 B, a queue kept full", calls_full_inline, 345 },
+	{ "`ibv_wr_*`, inline 16 B of 2 buffers", two_buffers_16, 360 },
+	{ "`ibv_wr_*`, inline 64 B of 2 buffers", two_buffers_64, 382 },
+	{ "`ibv_wr_*`, atomic", calls_atomic, 283 },
+	{ "`ibv_wr_*`, invalidation", calls_invalidations, 348 },
 	{ "`ibv_wr_*` on UD, inline 16 B", ud_inline_16, 358 },
 	{ "`ibv_wr_*` on UD, inline 64 B", ud_inline_64, 383 },
 	{ "`ibv_wr_*` on UD, 1 SGE", ud_sge, 328 },
+	{ "`ibv_wr_*` on UD, 1 SGE, a queue kept full", calls_full_ud, 354 },
+	{ "`ibv_wr_*` on UD, inline 64 B, a queue kept full", calls_full_ud_inline, 408 },
 	{ "`ibv_post_recv`", receive_one, 134 },
 	{ "`ibv_post_recv`, list of 32", receive_list, 66 },
+	{ "`ibv_post_recv`, 2 SGEs", receive_two_sges, 156 },
 	{ "`ibv_post_srq_recv`", receive_shared, 105 },
 	{ "`ibv_poll_cq` of 1, send", poll_send, 193 },
 	{ "`ibv_poll_cq` of 16, send", poll_many_sends, 109 },
@@ -521,6 +731,8 @@ static const struct {
 	{ "`ibv_poll_cq` of 16, receive", poll_many_receives, 142 },
 	{ "`ibv_poll_cq` of 1, receive with immediate", poll_immediate, 244 },
 	{ "`ibv_poll_cq` of 16, receive with immediate", poll_many_immediates, 144 },
+	{ "`ibv_poll_cq` of 16, receive with its data inside", poll_inside_many, 225 },
+	{ "`ibv_poll_cq` of 16, shared receive with its data inside", poll_inside_shared_many, 252 },
 	{ "`ibv_start_poll` and `ibv_end_poll`", poll_fields, 202 },
 	{ "`ibv_start_poll` and 15 `ibv_next_poll`", poll_many_fields, 160 },
 };
@@ -543,7 +755,7 @@ int main(int argc, char **argv)
 	context = ibv_open_device(list[0]);
 	CHECK(context);
 	pd = ibv_alloc_pd(context);
-	mr = ibv_reg_mr(pd, data, sizeof data, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	mr = ibv_reg_mr(pd, data, sizeof data, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
 	plain.cq = ibv_create_cq(context, 1023, NULL, NULL, 0);
 	extended.cq = (struct ibv_cq *)ibv_create_cq_ex(context, &attr);
 	srq = ibv_create_srq(pd, &srq_attr);
@@ -551,10 +763,20 @@ int main(int argc, char **argv)
 	qp = make_qp(plain.cq, 1, 512, 1);
 	qx = ibv_qp_to_qp_ex(qp);
 	qp_extended = make_qp(extended.cq, 0, 512, 1);
-	narrow = make_qp(plain.cq, 1, NARROW, 1);
+	narrow = make_qp(plain.cq, 1, NARROW, 4);
 	narrow_x = ibv_qp_to_qp_ex(narrow);
 	wide = make_qp(plain.cq, 0, 512, 4);
-	make_ud();
+	ud = make_ud(512);
+	ud_x = ibv_qp_to_qp_ex(ud);
+	narrow_ud = make_ud(NARROW);
+	narrow_ud_x = ibv_qp_to_qp_ex(narrow_ud);
+	inside_srq = ibv_create_srq(pd, &srq_attr);
+	CHECK(inside_srq);
+	inlining = make_inside(NULL);
+	sharing = make_inside(inside_srq);
+	broken = make_qp(plain.cq, 1, 512, 1);
+	broken_x = ibv_qp_to_qp_ex(broken);
+	CHECK(!ibv_modify_qp(broken, &(struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }, IBV_QP_STATE));
 	if (is_grid)
 		return grid(), 0;
 	/* The first time brings lazy binding, and sees what the poller does not know yet. In the second the poller knows how
