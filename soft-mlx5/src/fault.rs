@@ -14,7 +14,8 @@
 //!
 //! let (switch, waker, station) = (Switch::new(), Arc::new(Waker::new()?), Station::candidate(1));
 //! let port = switch.attach(station, Some(waker.clone()))?;
-//! let rules = vec![Rule { opcode: Some(Opcode::RC_ACKNOWLEDGE), nth: 1, fault: PacketFault::Drop }];
+//! let opcode = Some(Opcode::RC_ACKNOWLEDGE);
+//! let rules = vec![Rule { opcode, nth: 1, fault: PacketFault::Drop }];
 //! let wire = Faulty::new(port, FaultPlan { seed: 7, rules, ..FaultPlan::default() });
 //! let control = wire.control();
 //! let device = SoftDevice::builder("soft0").wire(Box::new(wire), waker, station).build()?;
