@@ -114,8 +114,8 @@ fn hottest() -> [(&'static str, usize); 7] {
 /// What may be called: all of it cold, and out of line.
 const COLD: [&str; 9] = [
     "::answer_requests",
-    "::post_general",
-    "::reopen_for",
+    "::post_slow",
+    "::reopen",
     "::post_unusual",
     "::post_image",
     "::post_closed",

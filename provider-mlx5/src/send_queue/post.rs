@@ -185,7 +185,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
             return Ok(());
         }
         crate::hint::cold_path();
-        self.post_general(wr_id, operation, payload.again(), flags)
+        // Reopened in vain if it is a direct request, and not asked for if it is another.
+        self.post_slow::<_, _, _, false>(wr_id, operation, payload.again(), flags)
     }
 
     #[inline(always)]
@@ -207,12 +208,23 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.reopen(octowords.div_ceil(4) as u32)
     }
 
-    /// [`SendQueue::post_promised`] of any data, and where space has to be looked for: a program
-    /// that keeps its queue full posts each request so. It measures the data again, so that the
-    /// fast path need not keep the size.
+    /// [`SendQueue::post_promised`] of any data, and where the fast path may have to be reopened.
+    #[inline(always)]
+    pub(super) fn post_general<I: RequestId, O: Operation, P: Payload>(
+        &mut self,
+        wr_id: I,
+        operation: O,
+        payload: Promised<P>,
+        flags: PostFlags,
+    ) -> Result<(), PostError> {
+        self.post_slow::<_, _, _, true>(wr_id, operation, payload, flags)
+    }
+
+    /// [`SendQueue::post_general`], which tries the fast path if `MAY_BE_OPEN`. It measures
+    /// the data again, so that the fast path need not keep the size.
     #[cold]
     #[inline(never)]
-    pub(super) fn post_general<I: RequestId, O: Operation, P: Payload>(
+    fn post_slow<I: RequestId, O: Operation, P: Payload, const MAY_BE_OPEN: bool>(
         &mut self,
         wr_id: I,
         operation: O,
@@ -223,7 +235,7 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         let mut list = SgeList::new();
         let request = payload.request(operation, flags, &self.limits, &mut list)?;
         let blocks = request.blocks();
-        if request.is_direct() && self.is_open_for(blocks) {
+        if MAY_BE_OPEN && request.is_direct() && self.is_open_for(blocks) {
             // SAFETY: open so far.
             unsafe { self.post_direct(wr_id, *request, request.octowords()) };
             return Ok(());
