@@ -203,17 +203,6 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.bound = head.wrapping_add(self.requests_left(head));
     }
 
-    /// Counts the request of `blocks` blocks at a counter, if those before it were counted: so a
-    /// program that keeps its queue full need not have them counted again.
-    #[inline(always)]
-    pub(super) fn count_built(&mut self, start: u32, blocks: u32) {
-        if self.counted.end == start {
-            self.counted.requests += 1;
-            self.counted.end = start.wrapping_add(blocks);
-            self.raise_bound();
-        }
-    }
-
     /// Requests in the ring between two counters at which requests start.
     #[inline(always)]
     pub(super) fn requests_in(&self, start: u32, end: u32) -> u32 {
@@ -370,13 +359,8 @@ impl<T: Transport, R: Register> SendQueue<T, R> {
         self.raise_bound();
     }
 
-    /// Raises the bound to what the requests that were counted leave. Behind them each has a block
-    /// at least.
-    #[inline(always)]
     fn raise_bound(&mut self) {
-        let Counted { requests, end } = self.counted;
-        // Another program may have written the ring, so it is not trusted.
-        let bound = end.wrapping_add(self.max_requests.saturating_sub(requests));
+        let bound = self.tail.wrapping_add(self.max_requests);
         if (bound.wrapping_sub(self.bound) as i32) > 0 {
             self.bound = bound;
         }

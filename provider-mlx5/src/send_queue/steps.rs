@@ -414,12 +414,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     #[inline(never)]
     fn raise_limit(&mut self, behind: usize) -> bool {
         let start = (self.next.at & PLACE) - WQEBB_SIZE;
-        let (head, blocks) = (self.counter_at(start), ((behind - start) / WQEBB_SIZE) as u32);
-        let is_open = self.open(head, start, blocks);
-        if is_open {
-            self.count_built(head, blocks);
-        }
-        is_open
+        self.open(self.counter_at(start), start, ((behind - start) / WQEBB_SIZE) as u32)
     }
 
     /// Lowers the fast limit to what the requests so far leave: the request that was named last,

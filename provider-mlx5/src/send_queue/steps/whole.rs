@@ -139,8 +139,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         };
         let octowords = start + size;
         let blocks = octowords.div_ceil(4);
-        let is_closed = !self.next.has_bytes(blocks * size_of::<Block>());
-        if is_closed && !self.reopen(blocks as u32) {
+        if !self.next.has_bytes(blocks * size_of::<Block>()) && !self.reopen(blocks as u32) {
             return None;
         }
         // SAFETY: so many blocks are free, and hold all data.
@@ -171,11 +170,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
             let entry = self.next.entry;
             self.next.enter_id(&header);
             self.next.pass(blocks);
-            let end = self.counter_at(self.next.at);
-            self.ring.note_inner(entry, blocks, end);
-            if is_closed {
-                self.count_built(end.wrapping_sub(blocks as u32), blocks as u32);
-            }
+            self.ring.note_inner(entry, blocks, self.counter_at(self.next.at));
             Some((block.cast(), blocks))
         }
     }
