@@ -139,6 +139,10 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         };
         let octowords = start + size;
         let blocks = octowords.div_ceil(4);
+        if Self::IS_LONG && blocks == 1 && header.may_have_remote() {
+            // The place of a remote address is in the next block, which may not be free.
+            return None;
+        }
         if !self.next.has_bytes(blocks * size_of::<Block>()) && !self.reopen(blocks as u32) {
             return None;
         }
