@@ -261,8 +261,9 @@ impl MemoryRegion {
     /// Changes the rights, and with them the keys.
     ///
     /// # Errors
-    /// As [`Registration::register`]. If the kernel refuses, the region is unchanged. If it fails
-    /// half-way (ENOMEM, EIO), the region's keys no longer work and it can only be dropped.
+    /// As [`Registration::register`](super::Registration::register). If the kernel refuses, the
+    /// region is unchanged. If it fails half-way (ENOMEM, EIO), the region's keys no longer work
+    /// and it can only be dropped.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_access(&mut self, access: AccessFlags) -> Result<()> {
         check_access(REREG, access)?;

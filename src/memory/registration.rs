@@ -109,8 +109,9 @@ impl Registration {
     /// Until the region has been deregistered, the memory stays mapped (writable if the rights
     /// include writing), and no reference covers bytes that the device or a remote peer may write.
     /// If peers have access, an 8-byte word that they may write in part is accessed only by 64-bit
-    /// atomics or a [`MemoryView`] (`docs/ordering.md`, "Sizes of accesses"). Two such regions over
-    /// the same memory begin and end at the same addresses or at multiples of eight.
+    /// atomics or a [`MemoryView`](super::MemoryView) (`docs/ordering.md`, "Sizes of accesses").
+    /// Two such regions over the same memory begin and end at the same addresses or at multiples of
+    /// eight.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_raw(self, start: *mut u8, length: usize) -> Result<MemoryRegion> {
         self.register_range(start.expose_provenance() as u64, length as u64, Memory::Foreign)
