@@ -19,6 +19,7 @@ const CLEAN: &[&str] = &[
     "benches",
     "capi",
     "cli",
+    "docs/adding.md",
     "docs/c-programs.md",
     "docs/drop-in.md",
     "docs/faults.md",
