@@ -32,10 +32,7 @@ fn public_signatures_name_the_librarys_own_types() {
 #[test]
 fn each_c_function_is_a_doc_alias_of_its_counterpart() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut sources = sources::files(&root.join("src"), &["rs"]);
-    sources.extend(sources::files(&root.join("provider-mlx5/src"), &["rs"]));
-    let text: String =
-        sources.iter().map(|file| fs::read_to_string(file).expect("UTF-8")).collect();
+    let text = code_with_aliases(root);
     let page = fs::read_to_string(root.join("docs/from-libibverbs.md")).expect("a page");
     let cells = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
     let names: BTreeSet<_> = cells
@@ -51,6 +48,34 @@ fn each_c_function_is_a_doc_alias_of_its_counterpart() {
     };
     let missing: Vec<_> = names.into_iter().filter(|name| !finds(name)).collect();
     assert!(missing.is_empty(), "no #[doc(alias)] for {missing:?}");
+}
+
+/// Functions of one kind are on the page by an example and "and its relatives" or "…".
+#[test]
+fn each_export_of_libibverbs_is_found() {
+    const KINDS: [&str; 7] =
+        ["ibv_cmd_", "ibv_copy_", "ibv_rate_to_", "comp_cntr", "dmah", "_buf", "sysfs"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/from-libibverbs.md")).expect("a page");
+    let known = page + &code_with_aliases(root);
+    let list = fs::read_to_string(root.join("capi/exports/rdma-core-65.txt")).expect("a list");
+    let public = list.lines().filter(|line| !line.contains("PRIVATE"));
+    let names: BTreeSet<_> = public.filter_map(|line| line.split('@').next()).collect();
+    assert!(names.len() > 90, "{} names", names.len());
+    let has =
+        |name: &str| known.contains(&format!("`{name}`")) || known.contains(&format!("\"{name}\""));
+    let missing: Vec<_> = names
+        .into_iter()
+        .filter(|name| name.starts_with("ibv_"))
+        .filter(|name| !has(name) && !KINDS.iter().any(|kind| name.contains(kind)))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/from-libibverbs.md: {missing:?}");
+}
+
+fn code_with_aliases(root: &Path) -> String {
+    let mut sources = sources::files(&root.join("src"), &["rs"]);
+    sources.extend(sources::files(&root.join("provider-mlx5/src"), &["rs"]));
+    sources.iter().map(|file| fs::read_to_string(file).expect("UTF-8")).collect()
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub const MAX_SGE_LENGTH: u32 = (1 << 31) - 1;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 #[doc(alias = "ibv_sge")]
+#[doc(alias = "ibv_wr_set_sge")]
 pub struct Sge(Octoword);
 
 /// Bit 31 of the length as it is in memory. The device does not define it; here it marks an SGE

@@ -175,6 +175,7 @@ pub struct PortAttributes {
 impl PortAttributes {
     fields! {
         /// Logical state; messages flow in `ACTIVE` only.
+        #[doc(alias = "ibv_port_state_str")]
         state: PortState = kernel.legacy_resp.state;
         /// Physical state.
         physical_state: PhysState = kernel.legacy_resp.phys_state;

@@ -195,6 +195,7 @@ impl Conversion {
     /// Nanoseconds since 1970 at a raw timestamp. The timestamp must be within half the counter's
     /// range of the copy. The error grows with the distance, because the clocks drift: take a new
     /// copy regularly (see [`Conversion::update_period`]).
+    #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
     pub fn nanoseconds(&self, raw: u64) -> u64 {
         let since = raw.wrapping_sub(self.ticks) & self.mask;
         if since <= self.mask / 2 {

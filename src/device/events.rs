@@ -37,6 +37,8 @@ pub use crate::host::events::{EventSource, ObjectId};
 ///
 /// It belongs to the thread that took it, so that destroying the object there is recognised as a
 /// deadlock. [`AsyncEvent::detach`] returns an event that may move to another thread.
+#[doc(alias = "ibv_async_event")]
+#[doc(alias = "ibv_event_type_str")]
 pub struct AsyncEvent {
     inner: DetachedEvent,
     not_send: PhantomData<*const ()>,

@@ -15,6 +15,7 @@ impl Context {
     ///
     /// # Errors
     /// `Unsupported` on kernels before 5.9; ENOENT or EINVAL if no domain has the handle.
+    #[doc(alias = "ibv_unimport_pd")]
     #[doc(alias = "ibv_import_pd")]
     pub fn import_pd(&self, handle: u32) -> Result<ProtectionDomain> {
         let mut number = 0u32;
@@ -38,6 +39,7 @@ impl ProtectionDomain {
     /// # Errors
     /// `Unsupported` on kernels before 5.9, which do not report the addresses; ENOENT or EINVAL if
     /// no region has the handle.
+    #[doc(alias = "ibv_unimport_mr")]
     #[doc(alias = "ibv_import_mr")]
     pub fn import_region(&self, handle: u32) -> Result<MemoryRegion> {
         const VERB: &str = "import_mr";

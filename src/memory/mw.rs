@@ -86,6 +86,7 @@ impl MemoryWindow {
     /// # Errors
     /// `InvalidInput` for a region of another domain or without `MW_BIND`, and for 0 bytes or bytes
     /// outside it.
+    #[doc(alias = "ibv_inc_rkey")]
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind(
         &mut self,

@@ -29,6 +29,7 @@ const VERB: &str = "alloc_td";
 /// # let _ = (a, b);
 /// # Ok::<(), uverbs::Error>(())
 /// ```
+#[doc(alias = "ibv_dealloc_td")]
 #[derive(Clone)]
 pub struct ThreadDomain {
     doorbell: Doorbell<SharedBlueFlame>,

@@ -282,6 +282,7 @@ macro_rules! accessors {
             }
 
             /// The operation that completed; [`CompletionOpcode::Recv`] for an error of a receive.
+            #[doc(alias = "ibv_wc_read_opcode")]
             pub fn opcode(&self) -> CompletionOpcode {
                 match self.cqe_opcode() {
                     CqeOpcode::REQUESTER | CqeOpcode::REQUESTER_ERROR => self.send_opcode(),
@@ -314,6 +315,7 @@ macro_rules! accessors {
 
             /// Tag and context of a message that matched an entry of a list of tags
             /// (`ibv_wc_read_tm_info`).
+            #[doc(alias = "ibv_wc_read_tm_info")]
             pub fn tag_info(&self) -> (u64, u32) {
                 let tag = self.cqe().u64(offset_of!(TagHeader, tag));
                 (tag, self.u32(offset_of!(TagHeader, context)))
@@ -351,12 +353,14 @@ macro_rules! accessors {
 
             /// Bytes received or read; 8 for an atomic. For a striding queue see
             /// `format::StrideByteCount`. Undefined for other sends.
+            #[doc(alias = "ibv_wc_read_byte_len")]
             #[inline(always)]
             pub fn byte_len(&self) -> u32 {
                 self.u32(offset_of!(Cqe, byte_count))
             }
 
             /// Immediate data, if the received message has some.
+            #[doc(alias = "ibv_wc_read_imm_data")]
             #[inline(always)]
             pub fn immediate(&self) -> Option<Immediate> {
                 // The two opcodes with immediate data differ in one bit, so one comparison finds
@@ -369,6 +373,7 @@ macro_rules! accessors {
             }
 
             /// The rkey of this side's memory that a received send with invalidate invalidated.
+            #[doc(alias = "ibv_wc_read_invalidated_rkey")]
             #[inline(always)]
             pub fn invalidated_rkey(&self) -> Option<u32> {
                 (self.cqe_opcode() == CqeOpcode::RESPONDER_SEND_INVALIDATE)
@@ -376,12 +381,14 @@ macro_rules! accessors {
             }
 
             /// The local QP's number.
+            #[doc(alias = "ibv_wc_read_qp_num")]
             #[inline(always)]
             pub fn qp_num(&self) -> u32 {
                 self.u32(offset_of!(Cqe, opcode_qpn_flow_tag)) & 0xff_ffff
             }
 
             /// The tag of the steering rule that delivered a raw Ethernet packet.
+            #[doc(alias = "ibv_wc_read_flow_tag")]
             #[inline(always)]
             pub fn flow_tag(&self) -> u32 {
                 self.qp_num()
@@ -396,12 +403,15 @@ macro_rules! accessors {
 
             /// The device's clock when it wrote the completion. The context's clock defines the
             /// unit.
+            #[doc(alias = "ibv_wc_read_completion_ts")]
             #[inline(always)]
             pub fn timestamp(&self) -> u64 {
                 self.cqe().u64(offset_of!(Cqe, timestamp))
             }
 
             /// The remote QP's number, service level and GRH bits (UD and InfiniBand receives).
+            #[doc(alias = "ibv_wc_read_src_qp")]
+            #[doc(alias = "ibv_wc_read_sl")]
             #[inline(always)]
             pub fn remote(&self) -> RemoteQpFlags {
                 RemoteQpFlags(U32::new(self.u32(offset_of!(Cqe, flags_remote_qpn))))
@@ -415,12 +425,14 @@ macro_rules! accessors {
             }
 
             /// Source LID (InfiniBand).
+            #[doc(alias = "ibv_wc_read_slid")]
             #[inline(always)]
             pub fn slid(&self) -> u16 {
                 self.cqe().u16(offset_of!(Cqe, slid))
             }
 
             /// Path bits of the destination LID (InfiniBand).
+            #[doc(alias = "ibv_wc_read_dlid_path_bits")]
             #[inline(always)]
             pub fn dlid_path_bits(&self) -> u8 {
                 self.cqe().u8(offset_of!(Cqe, path_bits)) & 0x7f
@@ -451,6 +463,7 @@ macro_rules! accessors {
             }
 
             /// The VLAN tag control information that the device stripped.
+            #[doc(alias = "ibv_wc_read_cvlan")]
             #[inline(always)]
             pub fn vlan(&self) -> Option<u16> {
                 let is_stripped = self.header_types().vlan_stripped();
@@ -475,6 +488,7 @@ macro_rules! accessors {
             }
 
             /// The vendor syndrome of an error completion.
+            #[doc(alias = "ibv_wc_read_vendor_err")]
             pub fn vendor_syndrome(&self) -> VendorSyndrome {
                 VendorSyndrome(self.cqe().u8(offset_of!(ErrorCqe, vendor_syndrome)))
             }

@@ -5,6 +5,7 @@ use core::fmt;
 use crate::format::{Opcode, Syndrome, TagEvent};
 
 /// How a request ended, numbered as in `enum ibv_wc_status`.
+#[doc(alias = "ibv_wc_status_str")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(u8)]

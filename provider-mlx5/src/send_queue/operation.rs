@@ -366,6 +366,7 @@ impl Operation for AnyAccess {
 }
 
 /// An operation and its destination, for services whose queue pairs have no fixed peer.
+#[doc(alias = "ibv_wr_set_ud_addr")]
 #[derive(Clone, Copy, Debug)]
 pub struct To<D, O>(
     /// The destination.

@@ -284,6 +284,7 @@ impl Payload for AtomicResult {
 ///
 /// Its segment is four bytes of length, then the data. So octoword `i` has the bytes from `16 i -
 /// 4` on.
+#[doc(alias = "ibv_wr_set_inline_data")]
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 
