@@ -104,11 +104,16 @@ pub use host::{channel, fork};
 pub use memory::{device_memory, mw};
 pub use qp::{ah, endpoint, op, qp_type};
 
+pub use cq::CqHandle;
+#[doc(no_inline)]
+pub use cq::PollError;
 pub use cq::builder::CqBuilder;
 pub use cq::channel::CompletionChannel;
-pub use cq::{CqHandle, PollError};
+#[doc(no_inline)]
 pub use device::address::{AddressVector, Gid, GidKind, GlobalRoute, LinkLayer, Mtu};
+#[doc(no_inline)]
 pub use device::attributes::{DeviceAttributes, PortAttributes};
+#[doc(no_inline)]
 pub use device::clock::DeviceClock;
 pub use device::context::Context;
 pub use device::limits::Limit;
@@ -121,7 +126,9 @@ pub use flow::counters::Counters;
 pub use memory::device_memory::DeviceMemory;
 pub use memory::mw::MemoryWindow;
 pub use memory::pd::ProtectionDomain;
-pub use memory::{AccessFlags, Buffer, MemoryRegion, MemoryView, PageSize, Remote, Sge};
+#[doc(no_inline)]
+pub use memory::{AccessFlags, Remote, Sge};
+pub use memory::{Buffer, MemoryRegion, MemoryView, PageSize};
 pub use qp::ah::{AddressHandle, DatagramAddress, DcAddress};
 pub use qp::builder::QpBuilder;
 pub use qp::endpoint::Endpoint;

@@ -19,6 +19,7 @@ pub use uverbs_mlx5::format::{
     TagEvent, VendorSyndrome,
 };
 pub use uverbs_mlx5::queue_state::QueueState;
+#[doc(no_inline)]
 pub use uverbs_mlx5::request::Immediate;
 use uverbs_mlx5::size;
 use uverbs_uapi::flags::CqAttrMask;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::State;
 use crate::device::address::{AddressVector, Mtu};
+use crate::memory::AccessFlags;
 
-pub use uverbs_uapi::flags::{AccessFlags, QpAttrMask};
+pub use uverbs_uapi::flags::QpAttrMask;
 
 /// How long the requester waits for an acknowledgement before it retransmits: between 4.096 µs ×
 /// 2^code and four times that. The software device starts with the shortest time.

@@ -53,8 +53,10 @@ mod transitions;
 pub mod work_queue;
 mod xrc_target;
 
+#[doc(no_inline)]
+pub use crate::memory::AccessFlags;
 pub use attributes::{
-    AccessFlags, AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
+    AckTimeout, AlternatePath, MigrationState, QpAttrMask, QpAttributes, RnrTimer,
 };
 pub(crate) use core::{SteeringRule, SteeringTarget};
 pub use dc_receiver::{DcEndpoint, DcReceiver};

@@ -3,13 +3,14 @@
 use std::hash::{BuildHasher, Hasher};
 use std::sync::OnceLock;
 
-use super::attributes::{AccessFlags, AckTimeout, QpAttributes, RnrTimer};
+use super::attributes::{AckTimeout, QpAttributes, RnrTimer};
 use super::endpoint::Endpoint;
 use super::{QpType, State};
 use crate::device::address::{AddressVector, GidKind, GlobalRoute, LinkLayer, Mtu};
 use crate::device::context::Context;
 use crate::device::gid::GidChoice;
 use crate::error::{Error, Result};
+use crate::memory::AccessFlags;
 
 /// The local half of a connection. The defaults suit a data centre network: port 1, the most widely
 /// routable GID, the port's MTU, an ACK timeout of 67 ms, seven retries, as many outstanding READs

@@ -203,7 +203,7 @@ impl Wire for NoWire {
 
 /// The counters of a wire. Shared, so that they can be read while the device runs.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct WireCounters {
     /// Packets sent.
     pub sent: AtomicU64,
     /// Packets received and passed on.
@@ -219,7 +219,7 @@ pub struct Counters {
     pub refused: AtomicU64,
 }
 
-impl Counters {
+impl WireCounters {
     /// New counters at zero.
     pub fn new() -> Arc<Self> {
         Arc::default()

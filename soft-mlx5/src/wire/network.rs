@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::ring::{Handled, Users};
 use super::skips::{FILES_EVERY, Skips};
 use super::{
-    Counters, Link, Rings, SOCKET_DATAGRAMS, Station, Switch, SwitchPort, UdpWire, Waker, Wire,
+    Link, Rings, SOCKET_DATAGRAMS, Station, Switch, SwitchPort, UdpWire, Waker, Wire, WireCounters,
 };
 use crate::PerProcess;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
@@ -244,7 +244,7 @@ impl Network {
         while at < packets.len() {
             if is_forged(&packets[at].addressing) {
                 pool.give(packets.remove(at));
-                Counters::add(&self.forged, 1);
+                WireCounters::add(&self.forged, 1);
             } else {
                 at += 1;
             }

@@ -16,7 +16,7 @@ use super::multicast::{GroupInterface, receive_headers};
 use super::segments::{requests_first, run_length};
 use super::skips::Skips;
 use super::udp::{drain, enlarge, send_sealed};
-use super::{Counters, Groups, Link, Wire, port_holder};
+use super::{Groups, Link, Wire, WireCounters, port_holder};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
 use crate::packet::{Addressing, ETHERNET_GROUP, Gid, Packet, PacketPool};
 
@@ -50,7 +50,7 @@ pub struct RoutedWire {
     skips: Skips,
     /// Empty between two sends; kept for its allocation.
     runs: Vec<Run>,
-    counters: Arc<Counters>,
+    counters: Arc<WireCounters>,
 }
 
 /// Most source ports of a device, in addition to 4791. Each takes a descriptor.
@@ -121,7 +121,7 @@ impl RoutedWire {
             group_receiver: Some(Receiver::new()),
             skips: Skips::default(),
             runs: Vec::new(),
-            counters: Counters::new(),
+            counters: WireCounters::new(),
         })
     }
 
@@ -131,7 +131,7 @@ impl RoutedWire {
     }
 
     /// The counters of the wire.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<WireCounters> {
         self.counters.clone()
     }
 
@@ -162,7 +162,7 @@ impl RoutedWire {
                 at += 1;
             } else {
                 pool.give(packets.remove(at));
-                Counters::add(&self.counters.unroutable, 1);
+                WireCounters::add(&self.counters.unroutable, 1);
             }
         }
     }
@@ -212,7 +212,7 @@ impl RoutedWire {
     fn check(&self, datagram: &Datagram<'_>, group: Option<Gid>) -> Option<Addressing> {
         let parts = rocev2::split_icrc(datagram.bytes).ok().filter(|_| !datagram.truncated);
         let Some((transport, crc)) = parts else {
-            Counters::add(&self.counters.malformed, 1);
+            WireCounters::add(&self.counters.malformed, 1);
             return None;
         };
         let (source, own) = (datagram.source.ip(), self.interface.ip());
@@ -223,7 +223,7 @@ impl RoutedWire {
         let to = to.map_or(own, |group| group.ip());
         let guess = nth_of_message(datagram.index, datagram.source.port());
         if !is_sound(source, to, transport, guess, crc) {
-            Counters::add(&self.counters.bad_icrc, 1);
+            WireCounters::add(&self.counters.bad_icrc, 1);
             return None;
         }
         let route = Addressing::roce(gid_of(source), group.unwrap_or_else(|| gid_of(own)));
@@ -237,7 +237,7 @@ impl RoutedWire {
         while at < packets.len() {
             if packets[at].frame().is_some() {
                 pool.give(packets.remove(at));
-                Counters::add(&self.counters.malformed, 1);
+                WireCounters::add(&self.counters.malformed, 1);
             } else {
                 at += 1;
             }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::{Counters, RECEIVE_BATCH, Station, Waker, Wire};
+use super::{RECEIVE_BATCH, Station, Waker, Wire, WireCounters};
 use crate::locking::lock;
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
@@ -49,7 +49,7 @@ impl Switch {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         ports.insert(station, inbox.clone());
-        let counters = Counters::new();
+        let counters = WireCounters::new();
         let (peers, asleep, switch) = (Vec::new(), Vec::new(), self.clone());
         Ok(SwitchPort { station, inbox, peers, switch, counters, asleep })
     }
@@ -103,7 +103,7 @@ pub struct SwitchPort {
     /// Ports found recently, latest first, so that packets to them need no lookup in the switch.
     peers: Vec<(Station, Weak<Inbox>)>,
     switch: Switch,
-    counters: Arc<Counters>,
+    counters: Arc<WireCounters>,
     /// Ports that got packets and were not woken yet.
     asleep: Vec<Arc<Inbox>>,
 }
@@ -112,7 +112,7 @@ impl SwitchPort {
     const PEERS_KEPT: usize = 8;
 
     /// The counters of the port.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<WireCounters> {
         self.counters.clone()
     }
 
@@ -140,7 +140,7 @@ impl SwitchPort {
 
     fn deliver(&mut self, inbox: Arc<Inbox>, packet: Packet, pool: &mut PacketPool) {
         let sent = inbox.push(packet, pool);
-        Counters::add(if sent { &self.counters.sent } else { &self.counters.refused }, 1);
+        WireCounters::add(if sent { &self.counters.sent } else { &self.counters.refused }, 1);
         if self.asleep.last().is_none_or(|last| !Arc::ptr_eq(last, &inbox)) {
             self.asleep.push(inbox);
         }
@@ -179,7 +179,7 @@ impl Wire for SwitchPort {
         for packet in packets.drain(..) {
             let multicast = packet.addressing.is_multicast();
             if let Some(packet) = self.try_send(packet, pool) {
-                Counters::add(&self.counters.unroutable, usize::from(!multicast));
+                WireCounters::add(&self.counters.unroutable, usize::from(!multicast));
                 pool.give(packet);
             }
         }
@@ -195,7 +195,7 @@ impl Wire for SwitchPort {
         packets.extend(queue.packets.drain(..count));
         pool.pass_on(count, &mut queue.empty);
         drop(queue);
-        Counters::add(&self.counters.received, count);
+        WireCounters::add(&self.counters.received, count);
         count
     }
 

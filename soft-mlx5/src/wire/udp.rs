@@ -12,7 +12,7 @@ use super::multicast::{GroupInterface, group_address, receive_headers};
 use super::private::PrivateName;
 use super::ring;
 use super::station::class_and_ttl;
-use super::{Counters, Groups, Link, RECEIVE_BATCH, Station, Wire};
+use super::{Groups, Link, RECEIVE_BATCH, Station, Wire, WireCounters};
 use crate::packet::rocev2::{self, Framing, UDP_PORT};
 use crate::packet::{Addressing, Gid, Packet, PacketPool};
 
@@ -36,7 +36,7 @@ pub struct UdpWire {
     receiver: Option<Receiver>,
     /// Empty between two sends; kept for its allocation.
     runs: Vec<Run>,
-    counters: Arc<Counters>,
+    counters: Arc<WireCounters>,
 }
 
 /// How many consecutive stations are tried.
@@ -98,7 +98,7 @@ impl UdpWire {
             _private: None,
             receiver: Some(Receiver::new()),
             runs: Vec::new(),
-            counters: Counters::new(),
+            counters: WireCounters::new(),
         })
     }
 
@@ -167,7 +167,7 @@ impl UdpWire {
     }
 
     /// The counters of the wire.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<WireCounters> {
         self.counters.clone()
     }
 
@@ -181,7 +181,7 @@ impl UdpWire {
             }
             None => false,
         });
-        Counters::add(&self.counters.unroutable, before - packets.len());
+        WireCounters::add(&self.counters.unroutable, before - packets.len());
     }
 
     /// The addressing of a valid datagram; `None` for an invalid one, which is counted.
@@ -192,7 +192,7 @@ impl UdpWire {
         };
         let parts = rocev2::split_icrc(datagram.bytes).ok().filter(|_| !datagram.truncated);
         let (Some(source), Some((transport, crc))) = (source, parts) else {
-            Counters::add(&self.counters.malformed, 1);
+            WireCounters::add(&self.counters.malformed, 1);
             return None;
         };
         if group.is_some() && source == self.station {
@@ -201,7 +201,7 @@ impl UdpWire {
         let destination = group.map_or(self.station.address(), group_address);
         let framing = Framing { source_port: datagram.source.port(), ..Framing::default() };
         if rocev2::icrc_v4(source.address(), destination, transport, framing) != crc {
-            Counters::add(&self.counters.bad_icrc, 1);
+            WireCounters::add(&self.counters.bad_icrc, 1);
             return None;
         }
         let route = self.station.arrival(source, self.link, datagram.class, datagram.hop_limit);
@@ -257,7 +257,7 @@ pub(super) fn send_sealed(
     socket: &UdpSocket,
     packets: &[Packet],
     runs: &[Run],
-    counters: &Counters,
+    counters: &WireCounters,
 ) -> usize {
     let (mut packets, mut runs) = (packets, runs);
     while let Some(first) = runs.first() {
@@ -271,7 +271,7 @@ pub(super) fn send_sealed(
         };
         let (over, left) = runs.split_at(done);
         let count = over.iter().map(|run| run.packets).sum();
-        Counters::add(counter, count);
+        WireCounters::add(counter, count);
         (packets, runs) = (&packets[count..], left);
     }
     packets.len()
@@ -282,7 +282,7 @@ pub(super) fn send_sealed(
 pub(super) fn drain(
     socket: BorrowedFd<'_>,
     receiver: &mut Receiver,
-    counters: &Counters,
+    counters: &WireCounters,
     (packets, pool): (&mut Vec<Packet>, &mut PacketPool),
     check: impl Fn(&Datagram<'_>) -> Option<Addressing>,
 ) -> usize {
@@ -299,7 +299,7 @@ pub(super) fn drain(
         packets.push(packet);
         received += 1;
     }
-    Counters::add(&counters.received, received);
+    WireCounters::add(&counters.received, received);
     read
 }
 

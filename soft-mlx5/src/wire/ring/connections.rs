@@ -17,7 +17,7 @@ use super::outgoing::{Outgoing, Sent, WAITING};
 use super::suspects::Suspects;
 use super::{Corrupt, Users, socket};
 use crate::packet::{MAX_PACKET, Packet, PacketPool};
-use crate::wire::{Counters, Link, RECEIVE_BATCH, Station};
+use crate::wire::{Link, RECEIVE_BATCH, Station, WireCounters};
 
 /// Most rings in each direction: each takes a descriptor. Further stations are refused and use UDP.
 const MAX_RINGS: usize = 128;
@@ -82,7 +82,7 @@ pub struct Rings {
     is_sleeping: Cell<bool>,
     /// An eventfd that is always readable, to end a sleep at once.
     at_once: EventFd,
-    counters: Arc<Counters>,
+    counters: Arc<WireCounters>,
 }
 
 /// What [`Rings::handle_events`] found.
@@ -134,7 +134,7 @@ impl Rings {
             suspects: Suspects::default(),
             is_sleeping: Cell::new(false),
             at_once: EventFd::from_value_and_flags(1, flags)?,
-            counters: Counters::new(),
+            counters: WireCounters::new(),
         })
     }
 
@@ -149,7 +149,7 @@ impl Rings {
 
     /// The counters of the rings; `malformed` counts rings that ended because the other side wrote
     /// invalid values.
-    pub fn counters(&self) -> Arc<Counters> {
+    pub fn counters(&self) -> Arc<WireCounters> {
         self.counters.clone()
     }
 
@@ -170,7 +170,7 @@ impl Rings {
         match route.send(packet, pool, may_wait) {
             Ok(Sent::InRing) => self.note_sent(station, 1),
             Ok(Sent::Waits) => self.waiting += 1,
-            Ok(Sent::Refused) => Counters::add(&self.counters.refused, 1),
+            Ok(Sent::Refused) => WireCounters::add(&self.counters.refused, 1),
             Err(Corrupt) => self.hang_up(now, station, true),
         }
         None
@@ -182,7 +182,7 @@ impl Rings {
     }
 
     fn note_sent(&mut self, station: Station, count: usize) {
-        Counters::add(&self.counters.sent, count);
+        WireCounters::add(&self.counters.sent, count);
         if self.not_woken.last() != Some(&station) {
             self.not_woken.push(station);
         }
@@ -230,8 +230,8 @@ impl Rings {
     fn hang_up(&mut self, now: u64, station: Station, is_corrupt: bool) {
         let Some(Route::Ring(route)) = self.outgoing.remove(&station) else { return };
         self.waiting -= route.waiting();
-        Counters::add(&self.counters.refused, route.waiting());
-        Counters::add(&self.counters.malformed, usize::from(is_corrupt));
+        WireCounters::add(&self.counters.refused, route.waiting());
+        WireCounters::add(&self.counters.malformed, usize::from(is_corrupt));
         // Closing the socket does not remove it if a forked child also has it open.
         let _ = self.sockets.delete(route.socket());
         if !is_corrupt {
@@ -384,7 +384,7 @@ impl Rings {
         if let Some(station) = incoming.sender().filter(|_| incoming.is_closed()) {
             self.suspects.suspect(now, station, incoming.socket());
         }
-        Counters::add(&self.counters.malformed, usize::from(!incoming.is_closed()));
+        WireCounters::add(&self.counters.malformed, usize::from(!incoming.is_closed()));
     }
 
     fn remove_incoming(&mut self, at: usize) -> Incoming {
@@ -415,7 +415,7 @@ impl Rings {
             }
         }
         let received = packets.len() - before;
-        Counters::add(&self.counters.received, received);
+        WireCounters::add(&self.counters.received, received);
         received
     }
 

@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::socket;
 use crate::packet::{Addressing, Bth, Opcode, Packet, PacketPool, Psn};
 use crate::wire::skips::FILES_EVERY;
-use crate::wire::{Carrier, Counters, Link, Network, Station, UdpWire, Wire};
+use crate::wire::{Carrier, Link, Network, Station, UdpWire, Wire, WireCounters};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 
@@ -95,7 +95,7 @@ fn is_hung_up_on(stranger: &OwnedFd) -> bool {
     !socket::drain(stranger)
 }
 
-fn count(network: &Network, counter: fn(&Counters) -> &AtomicU64) -> u64 {
+fn count(network: &Network, counter: fn(&WireCounters) -> &AtomicU64) -> u64 {
     counter(&network.rings().unwrap().counters()).load(Ordering::Relaxed)
 }
 
