@@ -25,6 +25,17 @@ pub(super) const GET_EVENT: &str = "get_cm_event";
 /// their data and need no acknowledgement.
 ///
 /// The file ([`AsFd`]) is readable while there are events.
+///
+/// ```no_run
+/// use uverbs::cm::{Channel, EventKind, PortSpace};
+/// let channel = Channel::open()?;
+/// let id = channel.create_id(PortSpace::Tcp)?;
+/// let second = std::time::Duration::from_secs(1);
+/// id.resolve_address(None, "10.0.0.1:7471".parse()?, second)?;
+/// assert!(matches!(channel.next_event()?.kind, EventKind::AddressResolved));
+/// id.resolve_route(second)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Channel {
     shared: Arc<Shared>,

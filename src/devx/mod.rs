@@ -41,6 +41,20 @@ enum Subject<M> {
 }
 
 /// Access to a context's firmware: from [`Context::devx`].
+///
+/// ```
+/// # #[cfg(feature = "soft")] {
+/// let context = uverbs::device("soft")?.open()?;
+/// let (mut command, mut answer) = ([0; 16], [0; 16]);
+/// command[..2].copy_from_slice(&0x939u16.to_be_bytes()); // ALLOC_FLOW_COUNTER
+/// // SAFETY: the command names no memory.
+/// let devx = unsafe { context.devx() };
+/// let counter = devx.create(&command, &mut answer)?;
+/// println!("flow counter {:02x?}", &answer[8..12]);
+/// counter.destroy()?;
+/// # }
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Devx {
     context: Context,
