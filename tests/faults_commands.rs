@@ -435,6 +435,29 @@ fn a_failed_reregistration_leaves_the_region_as_it_was() {
 }
 
 #[test]
+fn several_changes_of_a_region_are_one_command() {
+    let _alone = alone();
+    let bench = Bench::new();
+    let world = World::new(&bench);
+    let mut region = world.region().unwrap();
+    let (other, access) = (world.context.alloc_pd().unwrap(), uverbs::AccessFlags::LOCAL_WRITE);
+    let buffer = || Some(Buffer::new(1 << 16).unwrap());
+    let second = Moment::Call(1);
+    let outcome = bench.with_fault(second, Errno::ENOMEM, || {
+        region.change(Some(&other), Some(access), buffer()).unwrap();
+    });
+    assert!(outcome.is_none(), "no second command");
+    assert_eq!((region.access(), region.len()), (access, 1 << 16));
+    assert_eq!(region.pd().kernel_handle(), other.kernel_handle());
+    let failed = bench.with_fault(Moment::Call(0), Errno::ENOMEM, || {
+        region.change(Some(&world.pd), Some(ALL_ACCESS), buffer())
+    });
+    assert!(failed.unwrap().is_err());
+    assert_eq!((region.access(), region.len()), (access, 1 << 16));
+    assert_eq!(region.pd().kernel_handle(), other.kernel_handle());
+}
+
+#[test]
 fn a_failed_attach_or_detach_leaves_the_multicast_group_as_it_was() {
     let _alone = alone();
     let bench = Bench::new();

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use uverbs::memory::{AdviseMrAdvice, Buffer};
-use uverbs::{AccessFlags, Error, MemoryRegion};
+use uverbs::{AccessFlags, MemoryRegion};
 
 use crate::abi::*;
 use crate::pd::Pd;
@@ -195,23 +195,13 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         return ERR_CMD;
     }
     let Some(region) = &mut mr.region else { return ERR_INPUT };
-    let mut change = || -> Result<(), Error> {
-        if wants(CHANGE_PD) {
-            // SAFETY: the caller's domain.
-            if let Some(domain) = unsafe { Pd::of(pd) }.domain() {
-                region.change_pd(domain)?;
-            }
-        }
-        if wants(CHANGE_ACCESS) {
-            region.change_access(AccessFlags::from_bits_retain(access as u32))?;
-        }
-        if wants(CHANGE_TRANSLATION) {
-            // SAFETY: what C programs promise by registering memory.
-            region.change_buffer(unsafe { Buffer::from_raw(addr.cast(), length, || ()) })?;
-        }
-        Ok(())
-    };
-    let changed = change();
+    // SAFETY: the caller's domain.
+    let domain = if wants(CHANGE_PD) { unsafe { Pd::of(pd) }.domain() } else { None };
+    let access = wants(CHANGE_ACCESS).then(|| AccessFlags::from_bits_retain(access as u32));
+    let buffer = wants(CHANGE_TRANSLATION)
+        // SAFETY: what C programs promise by registering memory.
+        .then(|| unsafe { Buffer::from_raw(addr.cast(), length, || ()) });
+    let changed = region.change(domain, access, buffer);
     (mr.base.lkey, mr.base.rkey) = (region.lkey(), region.rkey());
     if let Err(error) = changed {
         failed(&error);

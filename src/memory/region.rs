@@ -261,44 +261,56 @@ impl MemoryRegion {
     /// Changes the rights, and with them the keys.
     ///
     /// # Errors
-    /// As [`Registration::register`](super::Registration::register). If the kernel refuses, the
-    /// region is unchanged. If it fails half-way (ENOMEM, EIO), the region's keys no longer work
-    /// and it can only be dropped.
+    /// As [`MemoryRegion::change`].
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_access(&mut self, access: AccessFlags) -> Result<()> {
-        check_access(REREG, access)?;
-        self.rereg(ReregMrFlags::CHANGE_ACCESS, None, None, access)?;
-        self.access = access;
-        Ok(())
+        self.change(None, Some(access), None).map(drop)
     }
 
     /// Moves the region to another protection domain of the same context. Its keys change.
     ///
     /// # Errors
-    /// As [`MemoryRegion::change_access`].
+    /// As [`MemoryRegion::change`].
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_pd(&mut self, pd: &ProtectionDomain) -> Result<()> {
-        self.pd.context().require_same(REREG, pd.context(), "protection domain")?;
-        self.rereg(ReregMrFlags::CHANGE_PD, Some(pd), None, self.access)?;
-        self.pd = pd.clone();
-        Ok(())
+        self.change(Some(pd), None, None).map(drop)
     }
 
     /// Replaces the memory of the region; its addresses are then those of the new memory, and its
     /// keys change. Returns the old buffer if the region owned one.
     ///
     /// # Errors
-    /// As [`MemoryRegion::change_access`]. On an error the region also keeps the new buffer until
-    /// it is deregistered, because the device may already use it.
+    /// As [`MemoryRegion::change`].
     #[doc(alias = "ibv_rereg_mr")]
     pub fn change_buffer(&mut self, buffer: Buffer) -> Result<Option<Buffer>> {
-        let flags = ReregMrFlags::CHANGE_TRANSLATION;
-        if let Err(error) = self.rereg(flags, None, Some(&buffer), self.access) {
+        self.change(None, None, Some(buffer))
+    }
+
+    /// Several of these changes in one command.
+    ///
+    /// # Errors
+    /// As [`Registration::register`](super::Registration::register). If the kernel refuses, the
+    /// region is unchanged. If it fails half-way (ENOMEM, EIO), the region's keys no longer work
+    /// and it can only be dropped. On an error the region also keeps the new buffer until it is
+    /// deregistered, because the device may already use it.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn change(
+        &mut self,
+        pd: Option<&ProtectionDomain>,
+        access: Option<AccessFlags>,
+        buffer: Option<Buffer>,
+    ) -> Result<Option<Buffer>> {
+        if let Err(error) = self.rereg(pd, access, buffer.as_ref()) {
             // The kernel may have failed after the change; then the device writes to the new
             // buffer.
-            self.failed.push(buffer);
+            self.failed.extend(buffer);
             return Err(error);
         }
+        self.access = access.unwrap_or(self.access);
+        if let Some(pd) = pd {
+            self.pd = pd.clone();
+        }
+        let Some(buffer) = buffer else { return Ok(None) };
         self.registered.iova = buffer.address();
         self.length = buffer.len() as u64;
         match std::mem::replace(&mut self.memory, Memory::Owned(buffer)) {
@@ -309,15 +321,21 @@ impl MemoryRegion {
 
     fn rereg(
         &mut self,
-        flags: ReregMrFlags,
         pd: Option<&ProtectionDomain>,
+        access: Option<AccessFlags>,
         buffer: Option<&Buffer>,
-        access: AccessFlags,
     ) -> Result<()> {
+        access.map_or(Ok(()), |access| check_access(REREG, access))?;
+        let context = self.pd.context();
+        pd.map_or(Ok(()), |pd| context.require_same(REREG, pd.context(), "protection domain"))?;
         let handle = self.registered.handle.filter(|_| self.live);
         let mr_handle = handle.ok_or_else(|| {
             Error::unsupported(REREG, "null and imported regions cannot be changed")
         })?;
+        let flag = |asked: bool, flag| if asked { flag } else { ReregMrFlags::empty() };
+        let flags = flag(pd.is_some(), ReregMrFlags::CHANGE_PD)
+            | flag(access.is_some(), ReregMrFlags::CHANGE_ACCESS)
+            | flag(buffer.is_some(), ReregMrFlags::CHANGE_TRANSLATION);
         let start = buffer.map_or(0, Buffer::address);
         let command = ReregMr {
             mr_handle,
@@ -326,10 +344,10 @@ impl MemoryRegion {
             length: buffer.map_or(0, |buffer| buffer.len() as u64),
             hca_va: start,
             pd_handle: pd.map_or(0, ProtectionDomain::kernel_handle),
-            access_flags: effective_access(self.pd.context(), access),
+            access_flags: effective_access(context, access.unwrap_or(self.access)),
             ..ReregMr::default()
         };
-        let sent = self.pd.context().commands().write(REREG, &command);
+        let sent = context.commands().write(REREG, &command);
         let keys = sent.map_err(|error| error.pinning(command.length).asked(flags.to_string()))?;
         (self.registered.lkey, self.registered.rkey) = (keys.lkey, keys.rkey);
         Ok(())
