@@ -60,7 +60,9 @@ fn many_random_requests_are_built_as_the_model_says() {
     let first = first_seed();
     for (blocks, half) in [(4, 256), (16, 256), (32, 0)] {
         let setting = Setting { blocks, max_requests: blocks, half, head: 0 };
-        try_queue::<Rc>(setting, first + 77 + u64::from(blocks), 250 * rounds(), false);
+        let seed = first + 77 + u64::from(blocks);
+        try_queue::<Rc>(setting, seed, 250 * rounds(), false);
+        try_queue::<Ud>(setting, seed, 250 * rounds(), false);
     }
 }
 
