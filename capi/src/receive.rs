@@ -83,12 +83,13 @@ forms! {
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
         let rest = either!(post_rest::<RecvQueue>, post_rest_newer::<RecvQueue>);
+        let alone = either!(post_listed_alone, post_listed_alone_newer);
         // SAFETY: the receive side is there, since its lock is held. The lock, or the program,
         // keeps it for this thread. The caller's list and place.
         let errno = unsafe {
             let queue = queue_pair.receive.get();
             if first.as_ref().is_some_and(|request| usual_sge(request).is_none()) {
-                rest(&mut *queue, first, bad)
+                if alone(&mut *queue, first) { 0 } else { rest(&mut *queue, first, bad) }
             } else if (*queue).reopen() && post_alone(queue_pair, first) {
                 0
             } else {
@@ -97,6 +98,42 @@ forms! {
         };
         queue_pair.recv_lock.release();
         errno
+    }
+}
+
+forms! {
+    beside
+    /// Posts a list of one receive, of any SGEs that are neither empty nor too long. Returns
+    /// `false`, with nothing posted, for other lists, and if the queue has to do more.
+    ///
+    /// # Safety
+    /// As for `ibv_post_recv`; the lock of the receives is held.
+    #[inline(never)]
+    fn post_listed_alone / post_listed_alone_newer [](
+        queue: &mut RecvQueue,
+        first: *mut ibv_recv_wr,
+    ) -> bool {
+        // SAFETY: the caller's list, which is not empty. The program promises of the memory what
+        // the queue requires.
+        unsafe {
+            let request = &*first;
+            request.next.is_null()
+                && queue.post_listed(request.wr_id, request.num_sge as usize, sges(request))
+        }
+    }
+}
+
+/// The SGEs of a request, by their places.
+///
+/// # Safety
+/// A program's request; the places are below its number of SGEs.
+#[inline(always)]
+unsafe fn sges(request: &ibv_recv_wr) -> impl Fn(usize) -> Sge {
+    let list = request.sg_list.cast_const();
+    move |place| {
+        // SAFETY: the caller's promise.
+        let (address, length, lkey) = unsafe { ibv_sge::parts(list.add(place)) };
+        Sge::new(address, length, lkey)
     }
 }
 
@@ -212,9 +249,19 @@ forms! {
             Err(reason) => return unsafe { refuse(first, bad, errno(reason)) },
         };
         // SAFETY: the caller's list; what it promises of the memory is what the queue asks for.
-        let errno = unsafe { post_any(first, bad, |wr_id, data| batch.build(wr_id, data)) };
-        batch.publish();
-        errno
+        unsafe {
+            let mut wr = first;
+            while let Some(request) = wr.as_ref() {
+                let count = request.num_sge as usize;
+                if !batch.build_listed(request.wr_id, count, sges(request)) {
+                    break;
+                }
+                wr = request.next;
+            }
+            let errno = post_any(wr, bad, |wr_id, data| batch.build(wr_id, data));
+            batch.publish();
+            errno
+        }
     }
 }
 
