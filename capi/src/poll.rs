@@ -65,7 +65,7 @@ forms! {
                     put_receive::<NEWER>(&completion, into);
                     polled_one(queue, into)
                 }
-                None => poll_first(queue, 1, into),
+                None => either!(poll_first, poll_first_newer)(queue, 1, into),
             }
         }
     }
@@ -109,10 +109,14 @@ forms! {
                         put_send::<NEWER>(&completion, sent, place);
                     }
                     Some(Good::Received(completion)) => put_receive::<NEWER>(&completion, place),
-                    None if place == into => return poll_first(queue, most, into),
+                    None if place == into => {
+                        return either!(poll_first, poll_first_newer)(queue, most, into);
+                    }
                     None => {
                         return match batch.finish() {
-                            Ok(count) => poll_after(queue, most, into, count),
+                            Ok(count) => {
+                                either!(poll_after, poll_after_newer)(queue, most, into, count)
+                            }
                             Err(count) => poll_given_back(queue, most, into, 0, count),
                         };
                     }
@@ -142,88 +146,127 @@ unsafe extern "C" fn poll_waiting(queue: &Cq, most: c_int, into: *mut ibv_wc) ->
     unsafe { poll_rest(queue, most, into, 0) }
 }
 
-/// [`poll_cq`] when the fast path finds no completion.
-///
-/// # Safety
-/// As for [`poll_rest`].
-#[inline(never)]
-unsafe extern "C" fn poll_first(queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !queue.provider().has_nothing() {
-            return poll_others(queue, most, into, 0);
-        }
-    }
-    queue.lock.release();
-    if queue.is_soft {
-        return idle(queue);
-    }
-    0
-}
-
-/// [`poll_cq`] after the completions that the fast path has polled.
-///
-/// # Safety
-/// As for [`poll_rest`].
-#[inline(never)]
-unsafe extern "C" fn poll_after(queue: &Cq, most: c_int, into: *mut ibv_wc, count: u32) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if queue.provider().has_nothing() {
-            queue.lock.release();
-            return count as c_int;
-        }
-        poll_others(queue, most, into, count as c_int)
-    }
-}
-
-/// Polls the rest of `most` completions, of which the fast path does not take the next.
-///
-/// # Safety
-/// As for [`poll_rest`].
-#[inline(always)]
-unsafe fn poll_others(queue: &Cq, most: c_int, into: *mut ibv_wc, before: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if queue.provider().is_at_inline() {
-            return poll_inline(queue, most, into, before);
-        }
-        match queue.provider().is_at_receive() {
-            true => poll_receives(queue, most, into, before),
-            false => poll_rest(queue, most, into, before),
-        }
-    }
-}
-
-/// [`poll_rest`] where the next completion is a receive, probably with immediate data. Apart from
-/// the fast path, which would become longer.
-///
-/// # Safety
-/// As for [`poll_rest`].
-#[inline(never)]
-unsafe extern "C" fn poll_receives(
-    queue: &Cq,
-    most: c_int,
-    into: *mut ibv_wc,
-    before: c_int,
-) -> c_int {
-    let mut place = into.wrapping_add(before as usize);
-    // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
-    // has `most` places.
-    unsafe {
-        let mut batch = queue.provider().good_batch(ByLap::new(), (most - before) as u32);
-        while !batch.is_over() {
-            match batch.next(sent) {
-                Some(Good::Sent(completion, sent)) => put_send::<false>(&completion, sent, place),
-                Some(Good::Received(completion)) => put_receive::<false>(&completion, place),
-                None => match batch.next_received() {
-                    Some(completion) => put_immediate(&completion, place),
-                    None => break,
-                },
+forms! {
+    beside
+    /// [`poll_cq`] when the fast path finds no completion.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline(never)]
+    fn poll_first / poll_first_newer [](queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
+        let others = either!(poll_others, poll_others_newer);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !queue.provider().has_nothing() {
+                if most == 1 && queue.provider().is_at_receive() {
+                    return either!(poll_immediate, poll_immediate_newer)(queue, into);
+                }
+                return others(queue, most, into, 0);
             }
-            place = place.wrapping_add(1);
         }
-        poll_on(queue, most, into, before, batch.finish())
+        queue.lock.release();
+        if queue.is_soft {
+            return idle(queue);
+        }
+        0
+    }
+
+    /// [`poll_cq`] for one completion where the next is a receive, probably with immediate data.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline(never)]
+    fn poll_immediate / poll_immediate_newer [](queue: &Cq, into: *mut ibv_wc) -> c_int {
+        // SAFETY: the lock is held, or the program polls in one thread at a time.
+        unsafe {
+            match queue.provider().take_received::<false>(ByLap::new()) {
+                Some(completion) => {
+                    put_immediate::<NEWER>(&completion, into);
+                    polled_one(queue, into)
+                }
+                None => poll_rest(queue, 1, into, 0),
+            }
+        }
+    }
+
+    /// [`poll_cq`] after the completions that the fast path has polled.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline(never)]
+    fn poll_after / poll_after_newer [](
+        queue: &Cq,
+        most: c_int,
+        into: *mut ibv_wc,
+        count: u32,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if queue.provider().has_nothing() {
+                queue.lock.release();
+                return count as c_int;
+            }
+            either!(poll_others, poll_others_newer)(queue, most, into, count as c_int)
+        }
+    }
+
+    /// Polls the rest of `most` completions, of which the fast path does not take the next.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline]
+    fn poll_others / poll_others_newer [](
+        queue: &Cq,
+        most: c_int,
+        into: *mut ibv_wc,
+        before: c_int,
+    ) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if queue.provider().is_at_inline() {
+                return poll_inline(queue, most, into, before);
+            }
+            match queue.provider().is_at_receive() {
+                true => either!(poll_receives, poll_receives_newer)(queue, most, into, before),
+                false => poll_rest(queue, most, into, before),
+            }
+        }
+    }
+
+    /// [`poll_rest`] where the next completion is a receive, probably with immediate data. Apart
+    /// from the fast path, which would become longer.
+    ///
+    /// # Safety
+    /// As for [`poll_rest`].
+    #[inline(never)]
+    fn poll_receives / poll_receives_newer [](
+        queue: &Cq,
+        most: c_int,
+        into: *mut ibv_wc,
+        before: c_int,
+    ) -> c_int {
+        let mut place = into.wrapping_add(before as usize);
+        // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's
+        // array has `most` places.
+        unsafe {
+            let mut batch = queue.provider().good_batch(ByLap::new(), (most - before) as u32);
+            while !batch.is_over() {
+                match batch.next_received() {
+                    Some(completion) => put_immediate::<NEWER>(&completion, place),
+                    None => match batch.next(sent) {
+                        Some(Good::Sent(completion, sent)) => {
+                            put_send::<NEWER>(&completion, sent, place);
+                        }
+                        Some(Good::Received(completion)) => {
+                            put_receive::<NEWER>(&completion, place);
+                        }
+                        None => break,
+                    },
+                }
+                place = place.wrapping_add(1);
+            }
+            poll_on(queue, most, into, before, batch.finish())
+        }
     }
 }
 

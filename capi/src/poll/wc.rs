@@ -173,7 +173,10 @@ pub(super) unsafe fn put_receive<const NEWER: bool>(
 /// # Safety
 /// As for [`write`].
 #[inline(always)]
-pub(super) unsafe fn put_immediate(completion: &Completion<'_>, into: *mut ibv_wc) {
+pub(super) unsafe fn put_immediate<const NEWER: bool>(
+    completion: &Completion<'_>,
+    into: *mut ibv_wc,
+) {
     let opcode = match completion.cqe_opcode() {
         CqeOpcode::RESPONDER_WRITE_IMMEDIATE => wc_opcode::RECV_RDMA_WITH_IMM,
         _ => wc_opcode::RECV,
@@ -187,7 +190,7 @@ pub(super) unsafe fn put_immediate(completion: &Completion<'_>, into: *mut ibv_w
     };
     // SAFETY: the caller's place.
     unsafe {
-        put_receive::<false>(completion, into);
+        put_receive::<NEWER>(completion, into);
         ((*into).opcode, (*into).imm_data) = (opcode, data);
         (*into).wc_flags |= flag;
     }
@@ -200,7 +203,7 @@ pub(super) unsafe fn put_immediate(completion: &Completion<'_>, into: *mut ibv_w
 #[inline(never)]
 unsafe fn write_immediate(completion: Completion<'_>, into: *mut ibv_wc) {
     // SAFETY: the caller's place.
-    unsafe { put_immediate(&completion, into) };
+    unsafe { put_immediate::<false>(&completion, into) };
 }
 
 /// The flags of a receive of a message without immediate data.
