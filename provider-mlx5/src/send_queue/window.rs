@@ -83,6 +83,7 @@ const TRANSLATION: usize = 4;
 /// The most bytes that one translation entry covers.
 const MAX_LENGTH: u64 = 1 << 31;
 
+#[inline(always)]
 fn control(window_type: WindowType, entries: u16, flags: u8, mask: u64) -> Umr {
     let qpn_mask = if window_type == WindowType::Type2 { Umr::MASK_QPN } else { 0 };
     Umr {
@@ -94,6 +95,7 @@ fn control(window_type: WindowType, entries: u16, flags: u8, mask: u64) -> Umr {
 }
 
 /// Octoword `index` of a segment of several.
+#[inline(always)]
 fn part<S: zerocopy::IntoBytes + zerocopy::Immutable>(segment: &S, index: usize) -> Octoword {
     let bytes = segment.as_bytes();
     [word(bytes, 16 * index), word(bytes, 16 * index + 8)]
@@ -104,6 +106,7 @@ impl Sealed for UnbindWindow {}
 impl Sealed for LocalInvalidate {}
 
 impl BindWindow {
+    #[inline(always)]
     fn control(&self) -> Umr {
         let type2 = self.window_type == WindowType::Type2;
         let flags = if type2 { Umr::FLAG_CHECK_NOT_FREE } else { 0 };
@@ -116,6 +119,7 @@ impl BindWindow {
         control(self.window_type, 1, flags, mask)
     }
 
+    #[inline(always)]
     fn mkey(&self, qpn: u32) -> Mkey {
         let owner = match self.window_type {
             WindowType::Type1 => Mkey::ANY_QPN,
@@ -130,6 +134,7 @@ impl BindWindow {
         }
     }
 
+    #[inline(always)]
     fn translation(&self) -> Klm {
         Klm {
             byte_count: U32::new(self.length as u32),
@@ -149,6 +154,7 @@ impl Operation for BindWindow {
         U32::new(self.window)
     }
 
+    #[inline(always)]
     fn octoword(&self, index: usize, qpn: u32) -> Octoword {
         match index {
             0..CONTROL => part(&self.control(), index),
@@ -171,6 +177,7 @@ impl Operation for BindWindow {
 }
 
 /// Octoword `index` of the segments that free a key.
+#[inline(always)]
 fn free_octoword(window_type: WindowType, new_rkey: u32, index: usize) -> Octoword {
     let type2 = window_type == WindowType::Type2;
     let flags = if type2 { Umr::FLAG_CHECK_QPN } else { 0 };
@@ -195,6 +202,7 @@ impl Operation for UnbindWindow {
         U32::new(self.window)
     }
 
+    #[inline(always)]
     fn octoword(&self, index: usize, _: u32) -> Octoword {
         free_octoword(self.window_type, self.new_rkey, index)
     }
@@ -214,6 +222,7 @@ impl Operation for LocalInvalidate {
         U32::new(self.0)
     }
 
+    #[inline(always)]
     fn octoword(&self, index: usize, _: u32) -> Octoword {
         free_octoword(WindowType::Type2, 0, index)
     }
