@@ -68,8 +68,8 @@ impl Front {
     /// As for [`Front::write`]. The entry is valid for `max_sge` octowords.
     #[inline(always)]
     unsafe fn write_list(&mut self, wr_id: u64, data: &[Sge], max_sge: u8, stride: u32) -> bool {
-        // SAFETY: the caller's promise; of SGEs that are there.
-        let is_written = unsafe { write_list(self.entry, data.len(), sge_at(data), max_sge) };
+        // SAFETY: the caller's promise.
+        let is_written = unsafe { write_list(self.entry, data, max_sge) };
         if is_written {
             // SAFETY: just written.
             unsafe { self.enter(wr_id, stride) };
@@ -216,7 +216,7 @@ impl RecvQueue {
         self.limit = super::WITH_LISTS;
         // SAFETY: the front is this queue's, and before `open`.
         unsafe {
-            if !write_list(self.front.entry, count, sge, self.max_sge) {
+            if !write_each(self.front.entry, count, sge, self.max_sge) {
                 return false;
             }
             self.front.enter(wr_id, self.stride);
@@ -309,7 +309,7 @@ impl RecvBatch<'_> {
         self.queue.limit = super::WITH_LISTS;
         // SAFETY: the front is this queue's, and before `open`.
         unsafe {
-            let is_written = write_list(self.front.entry, count, sge, self.queue.max_sge);
+            let is_written = write_each(self.front.entry, count, sge, self.queue.max_sge);
             if is_written {
                 self.front.enter(wr_id, self.stride);
             }
@@ -582,8 +582,7 @@ impl shared_recv_queue::Front {
         let Some(next) = (unsafe { places.tables.next_of_lists(self.next) }) else { return false };
         // SAFETY: the head belongs to the posting side, and has space for `max_sge` SGEs after the
         // link.
-        if !unsafe { write_list(places.entry(self.head).add(1), data.len(), sge_at(data), max_sge) }
-        {
+        if !unsafe { write_list(places.entry(self.head).add(1), data, max_sge) } {
             return false;
         }
         // SAFETY: as above; the place is not empty.
@@ -669,46 +668,58 @@ fn only_sge(data: &[Sge]) -> Option<Sge> {
 /// # Safety
 /// `entry` is valid for `max_sge` octowords.
 #[inline(always)]
-unsafe fn write_list(
+unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
+    let space = usize::from(max_sge);
+    if data.len() > space {
+        return false;
+    }
+    if data.len() < space {
+        // SAFETY: there is space for one more.
+        unsafe { entry.add(data.len()).write(terminator()) };
+    }
+    // Writes an SGE. Otherwise returns whether the list ends here, and all of it was written.
+    let ends_at = |at: usize| match data.get(at) {
+        None => Some(true),
+        Some(sge) if !sge.is_usual() => Some(false),
+        Some(sge) => {
+            // SAFETY: there are no more SGEs than octowords.
+            unsafe { entry.add(at).write(sge.octoword()) };
+            None
+        }
+    };
+    // The first ones without a loop: each costs one comparison.
+    let end = ends_at(0).or_else(|| ends_at(1)).or_else(|| ends_at(2)).or_else(|| ends_at(3));
+    end.or_else(|| (4..=data.len()).find_map(ends_at)).unwrap_or(true)
+}
+
+/// [`write_list`] of a list in a form of the program's own: `sge` returns the SGE at a place below
+/// `count`.
+///
+/// # Safety
+/// As for [`write_list`].
+#[inline(always)]
+unsafe fn write_each(
     entry: *mut Octoword,
     count: usize,
     sge: impl Fn(usize) -> Sge,
     max_sge: u8,
 ) -> bool {
-    let space = usize::from(max_sge);
-    if count > space {
+    if count > usize::from(max_sge) {
         return false;
     }
-    if count < space {
-        // SAFETY: there is space for one more.
-        unsafe { entry.add(count).write(terminator()) };
-    }
-    // Writes an SGE. Otherwise returns whether the list ends here, and all of it was written.
-    let ends_at = |at: usize| {
-        if at >= count {
-            return Some(true);
-        }
+    for at in 0..count {
         let sge = sge(at);
         if !sge.is_usual() {
-            return Some(false);
+            return false;
         }
         // SAFETY: there are no more SGEs than octowords.
         unsafe { entry.add(at).write(sge.octoword()) };
-        None
-    };
-    // The first ones without a loop: each costs one comparison.
-    let end = ends_at(0).or_else(|| ends_at(1)).or_else(|| ends_at(2)).or_else(|| ends_at(3));
-    end.or_else(|| (4..=count).find_map(ends_at)).unwrap_or(true)
-}
-
-/// The SGEs of a list by their places, which have to be within it.
-///
-/// # Safety
-/// The function that is returned is called with places below the list's length.
-#[inline(always)]
-unsafe fn sge_at(data: &[Sge]) -> impl Fn(usize) -> Sge {
-    // SAFETY: the caller's promise.
-    |at| unsafe { *data.get_unchecked(at) }
+    }
+    if count < usize::from(max_sge) {
+        // SAFETY: there is space for one more.
+        unsafe { entry.add(count).write(terminator()) };
+    }
+    true
 }
 
 /// An id and an SGE, as they are written.

@@ -19,8 +19,8 @@ use uverbs_mlx5::shared_recv_queue::{SharedRecvQueue, SharedRecvQueueConfig};
 use uverbs_mlx5::user_index::{QueueHandle, UserIndexTable, WasReset};
 use zerocopy::IntoBytes;
 
-/// Bytes behind each memory that nothing may write.
-const BEHIND: usize = 64;
+/// Bytes after each memory that nothing may write.
+const GUARD: usize = 64;
 
 /// Leaked memory, zeroed.
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ unsafe impl Send for Memory {}
 
 impl Memory {
     pub(crate) fn new(len: usize) -> Self {
-        let layout = Layout::from_size_align((len + BEHIND).max(4096), 4096).expect("a layout");
+        let layout = Layout::from_size_align((len + GUARD).max(4096), 4096).expect("a layout");
         // SAFETY: the size is not zero.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) });
         Self { base: base.unwrap_or_else(|| handle_alloc_error(layout)), len }
@@ -63,10 +63,10 @@ impl Memory {
         }
     }
 
-    /// Whether nothing was written behind the memory.
-    pub(crate) fn is_intact_behind(&self) -> bool {
+    /// Whether nothing was written after the memory.
+    pub(crate) fn ends_intact(&self) -> bool {
         // SAFETY: as above; `new` allocated them.
-        (0..BEHIND).all(|i| unsafe { self.base.as_ptr().add(self.len + i).read() } == 0)
+        (0..GUARD).all(|i| unsafe { self.base.as_ptr().add(self.len + i).read() } == 0)
     }
 
     pub(crate) fn word(&self, at: usize) -> u32 {

@@ -145,7 +145,7 @@ impl<T: Tried> Trial<T> {
         assert_eq!(queue.unpublished_blocks(), model.unpublished_blocks());
         assert_eq!(self.sq.record.word(4), model.record());
         self.check_ring();
-        assert!(self.sq.ring.is_intact_behind());
+        assert!(self.sq.ring.ends_intact());
         if self.happens_once_in(50) {
             self.check_outstanding();
         }
