@@ -117,6 +117,9 @@ impl PciDevice {
                 if !self.config.bus_master() {
                     self.firmware.warn(format_args!("command doorbell without bus mastering"));
                 }
+                // Requests come first whose doorbells were rung before: a NIC executes them within
+                // microseconds, and a command may stop their queues.
+                self.firmware.core.work(self.now(), BUDGET);
                 self.firmware.command_doorbell(queue, mask);
             }
             Stored::Unknown => self

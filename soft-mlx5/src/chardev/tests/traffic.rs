@@ -224,6 +224,23 @@ fn poll_idle_executes_a_send_and_raises_its_event() {
     unsafe { libc::close(channel.unwrap()) };
 }
 
+/// As on a NIC, which executes a request within microseconds of the doorbell. Programs send a last
+/// message and disconnect at once.
+#[test]
+fn what_was_rung_is_sent_before_a_queue_pair_stops() {
+    for qp_state in [QpState::ERR, QpState::RESET] {
+        let device = builder().without_thread().build().unwrap();
+        let (pair, _) = pair(&device, false);
+        send(&pair);
+        let attr_mask = QpAttrMask::STATE;
+        let change =
+            ModifyQp { qp_handle: pair.qps[0].handle, attr_mask, qp_state, ..ModifyQp::default() };
+        pair.client.write(&change).unwrap();
+        (0..10).for_each(|_| pair.client.file.poll_idle());
+        assert_eq!(completion(&pair.cqs[1].0, 0), (2, MESSAGE.len() as u32), "{qp_state}");
+    }
+}
+
 /// Only the thread that waits for the event makes the device's progress.
 #[test]
 fn a_thread_that_waits_for_an_event_does_the_devices_work() {

@@ -173,9 +173,15 @@ pub(super) fn run<'a>(
         rules::set_umem_valid(&mut request.input);
     }
     let device = call.file.device.clone();
-    if act == Act::Modify && named.0 == opcode::CREATE_CQ {
+    if act == Act::Modify {
         device.control(|machine| {
-            machine.catch_up_cq(runtime::now(), Cqn(named.1));
+            match named.0 {
+                opcode::CREATE_CQ => machine.catch_up_cq(runtime::now(), Cqn(named.1)),
+                opcode::CREATE_QP | opcode::CREATE_SQ => {
+                    machine.catch_up(runtime::now(), Qpn(named.1));
+                }
+                _ => {}
+            }
             Ok(())
         })?;
     }

@@ -12,13 +12,14 @@ use zerocopy::IntoBytes;
 use super::target;
 use super::transitions::{allowed, mask, state};
 use crate::chardev::abi::call::Call;
-use crate::chardev::device::DeviceShared;
 use crate::chardev::device::options::Options;
+use crate::chardev::device::{DeviceShared, errno};
 use crate::chardev::objects::address_handle::{check_rate, check_route, mac_of, require_neighbour};
 use crate::chardev::objects::object::Kind;
 use crate::chardev::objects::qp::Remembered;
 use crate::core::{AddressPath, MigrationState, Mtu, QpAttributes, QpState, QpType, RemoteRights};
 use crate::packet::Gid;
+use crate::runtime;
 
 /// `IB_USER_VERBS_CMD_MODIFY_QP`.
 pub(crate) fn modify(call: &mut Call<'_>) -> Result<(), Errno> {
@@ -72,7 +73,12 @@ fn change(call: &mut Call<'_>, request: &mut ModifyQp, rate: u32) -> Result<(), 
     let after = remember(request, given, next, before);
     let rate_limit = (given & mask::RATE_LIMIT != 0).then_some(rate);
     let attributes = QpAttributes { rate_limit, ..attributes(request, qp_type, given, after)? };
-    device.core(|core| core.modify_qp(qpn, core_state(next), &attributes))?;
+    device.control(|machine| {
+        if [state::ERR, state::SQD, state::RESET].contains(&next) {
+            machine.catch_up(runtime::now(), qpn);
+        }
+        machine.core.modify_qp(qpn, core_state(next), &attributes).map_err(errno)
+    })?;
     driver.set(after);
     answer_driver(call, ucmd)
 }
