@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use uverbs::PollError;
-use uverbs_mlx5::completion_queue::{ByLap, Good};
+use uverbs_mlx5::completion_queue::{ByLap, Good, GoodBatch};
 
 use crate::abi::*;
 use crate::cq::Cq;
@@ -154,14 +154,13 @@ forms! {
     /// As for [`poll_rest`].
     #[inline(never)]
     fn poll_first / poll_first_newer [](queue: &Cq, most: c_int, into: *mut ibv_wc) -> c_int {
-        let others = either!(poll_others, poll_others_newer);
         // SAFETY: the caller's promise.
         unsafe {
             if !queue.provider().has_nothing() {
                 if most == 1 && queue.provider().is_at_receive() {
                     return either!(poll_immediate, poll_immediate_newer)(queue, into);
                 }
-                return others(queue, most, into, 0);
+                return either!(poll_others, poll_others_newer)(queue, most, into, 0);
             }
         }
         queue.lock.release();
@@ -245,27 +244,11 @@ forms! {
         into: *mut ibv_wc,
         before: c_int,
     ) -> c_int {
-        let mut place = into.wrapping_add(before as usize);
-        // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's
-        // array has `most` places.
+        // SAFETY: the caller's promise.
         unsafe {
-            let mut batch = queue.provider().good_batch(ByLap::new(), (most - before) as u32);
-            while !batch.is_over() {
-                match batch.next_received() {
-                    Some(completion) => put_immediate::<NEWER>(&completion, place),
-                    None => match batch.next(sent) {
-                        Some(Good::Sent(completion, sent)) => {
-                            put_send::<NEWER>(&completion, sent, place);
-                        }
-                        Some(Good::Received(completion)) => {
-                            put_receive::<NEWER>(&completion, place);
-                        }
-                        None => break,
-                    },
-                }
-                place = place.wrapping_add(1);
-            }
-            poll_on(queue, most, into, before, batch.finish())
+            poll_run::<NEWER>(queue, most, into, before, |batch, place| {
+                batch.next_received().map(|one| put_immediate::<NEWER>(&one, place))
+            })
         }
     }
 }
@@ -282,21 +265,41 @@ unsafe extern "C" fn poll_inline(
     into: *mut ibv_wc,
     before: c_int,
 ) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        poll_run::<false>(queue, most, into, before, |batch, place| {
+            batch.next_inline().map(|one| write(one, place))
+        })
+    }
+}
+
+/// Polls the rest of `most` completions where the next is of a kind that the fast path does not
+/// take, as probably those after it are. `take` takes a completion of that kind to its place.
+///
+/// # Safety
+/// As for [`poll_rest`].
+#[inline(always)]
+unsafe fn poll_run<const NEWER: bool>(
+    queue: &Cq,
+    most: c_int,
+    into: *mut ibv_wc,
+    before: c_int,
+    take: impl Fn(&mut GoodBatch<'_>, *mut ibv_wc) -> Option<()>,
+) -> c_int {
     let mut place = into.wrapping_add(before as usize);
     // SAFETY: the lock is held, or the program polls in one thread at a time; the caller's array
     // has `most` places.
     unsafe {
         let mut batch = queue.provider().good_batch(ByLap::new(), (most - before) as u32);
         while !batch.is_over() {
-            match batch.next_inline() {
-                Some(completion) => write(completion, place),
-                None => match batch.next(sent) {
+            if take(&mut batch, place).is_none() {
+                match batch.next(sent) {
                     Some(Good::Sent(completion, sent)) => {
-                        put_send::<false>(&completion, sent, place);
+                        put_send::<NEWER>(&completion, sent, place);
                     }
-                    Some(Good::Received(completion)) => put_receive::<false>(&completion, place),
+                    Some(Good::Received(completion)) => put_receive::<NEWER>(&completion, place),
                     None => break,
-                },
+                }
             }
             place = place.wrapping_add(1);
         }
