@@ -77,6 +77,40 @@ impl Front {
         is_written
     }
 
+    /// [`Front::write_list`] of a list in a form of the program's own: `sge` returns the SGE at a
+    /// place below `count`.
+    ///
+    /// # Safety
+    /// As for [`Front::write_list`].
+    #[inline(always)]
+    unsafe fn write_each(
+        &mut self,
+        wr_id: u64,
+        (count, sge): (usize, impl Fn(usize) -> Sge),
+        max_sge: u8,
+        stride: u32,
+    ) -> bool {
+        if count > usize::from(max_sge) {
+            return false;
+        }
+        for at in 0..count {
+            let sge = sge(at);
+            if !sge.is_usual() {
+                return false;
+            }
+            // SAFETY: there are no more SGEs than octowords.
+            unsafe { self.entry.add(at).write(sge.octoword()) };
+        }
+        // SAFETY: there is space for one more; then the entry was written.
+        unsafe {
+            if count < usize::from(max_sge) {
+                self.entry.add(count).write(terminator());
+            }
+            self.enter(wr_id, stride);
+        }
+        true
+    }
+
     /// Writes the request id of a receive whose list was written, and moves on by `stride` bytes.
     ///
     /// # Safety
@@ -215,11 +249,8 @@ impl RecvQueue {
         }
         self.limit = super::WITH_LISTS;
         // SAFETY: the front is this queue's, and before `open`.
-        unsafe {
-            if !write_each(self.front.entry, count, sge, self.max_sge) {
-                return false;
-            }
-            self.front.enter(wr_id, self.stride);
+        if !unsafe { self.front.write_each(wr_id, (count, sge), self.max_sge, self.stride) } {
+            return false;
         }
         self.head = self.head.wrapping_add(1);
         self.publish();
@@ -307,14 +338,9 @@ impl RecvBatch<'_> {
             return false;
         }
         self.queue.limit = super::WITH_LISTS;
+        let max_sge = self.queue.max_sge;
         // SAFETY: the front is this queue's, and before `open`.
-        unsafe {
-            let is_written = write_each(self.front.entry, count, sge, self.queue.max_sge);
-            if is_written {
-                self.front.enter(wr_id, self.stride);
-            }
-            is_written
-        }
+        unsafe { self.front.write_each(wr_id, (count, sge), max_sge, self.stride) }
     }
 
     /// Tells the device of everything built so far.
@@ -690,36 +716,6 @@ unsafe fn write_list(entry: *mut Octoword, data: &[Sge], max_sge: u8) -> bool {
     // The first ones without a loop: each costs one comparison.
     let end = ends_at(0).or_else(|| ends_at(1)).or_else(|| ends_at(2)).or_else(|| ends_at(3));
     end.or_else(|| (4..=data.len()).find_map(ends_at)).unwrap_or(true)
-}
-
-/// [`write_list`] of a list in a form of the program's own: `sge` returns the SGE at a place below
-/// `count`.
-///
-/// # Safety
-/// As for [`write_list`].
-#[inline(always)]
-unsafe fn write_each(
-    entry: *mut Octoword,
-    count: usize,
-    sge: impl Fn(usize) -> Sge,
-    max_sge: u8,
-) -> bool {
-    if count > usize::from(max_sge) {
-        return false;
-    }
-    for at in 0..count {
-        let sge = sge(at);
-        if !sge.is_usual() {
-            return false;
-        }
-        // SAFETY: there are no more SGEs than octowords.
-        unsafe { entry.add(at).write(sge.octoword()) };
-    }
-    if count < usize::from(max_sge) {
-        // SAFETY: there is space for one more.
-        unsafe { entry.add(count).write(terminator()) };
-    }
-    true
 }
 
 /// An id and an SGE, as they are written.
