@@ -325,17 +325,21 @@ impl MemoryRegion {
         access: Option<AccessFlags>,
         buffer: Option<&Buffer>,
     ) -> Result<()> {
-        access.map_or(Ok(()), |access| check_access(REREG, access))?;
         let context = self.pd.context();
-        pd.map_or(Ok(()), |pd| context.require_same(REREG, pd.context(), "protection domain"))?;
+        if let Some(access) = access {
+            check_access(REREG, access)?;
+        }
+        if let Some(pd) = pd {
+            context.require_same(REREG, pd.context(), "protection domain")?;
+        }
         let handle = self.registered.handle.filter(|_| self.live);
         let mr_handle = handle.ok_or_else(|| {
             Error::unsupported(REREG, "null and imported regions cannot be changed")
         })?;
-        let flag = |asked: bool, flag| if asked { flag } else { ReregMrFlags::empty() };
-        let flags = flag(pd.is_some(), ReregMrFlags::CHANGE_PD)
-            | flag(access.is_some(), ReregMrFlags::CHANGE_ACCESS)
-            | flag(buffer.is_some(), ReregMrFlags::CHANGE_TRANSLATION);
+        let mut flags = ReregMrFlags::empty();
+        flags.set(ReregMrFlags::CHANGE_PD, pd.is_some());
+        flags.set(ReregMrFlags::CHANGE_ACCESS, access.is_some());
+        flags.set(ReregMrFlags::CHANGE_TRANSLATION, buffer.is_some());
         let start = buffer.map_or(0, Buffer::address);
         let command = ReregMr {
             mr_handle,
