@@ -2,9 +2,9 @@
 
 use uverbs_mlx5::request::{Immediate, Sge};
 use uverbs_mlx5::send_queue::{
-    AtomicResult, BindWindow, Datagram, EthernetOffload, EthernetSend, EthernetSendHeader,
-    FetchAdd, LocalInvalidate, Nop, RawEthernet, Rc, Read, RunTimeOperation, Send, SendImmediate,
-    To, Ud, WindowAccess, WindowType, Write, framed, segmented,
+    AtomicResult, BindWindow, Datagram, DcTarget, Dci, EthernetOffload, EthernetSend,
+    EthernetSendHeader, FetchAdd, LocalInvalidate, Nop, RawEthernet, Rc, Read, RunTimeOperation,
+    Send, SendImmediate, To, Ud, WindowAccess, WindowType, Write, framed, segmented,
 };
 
 use super::requests::{Data, RequestOf, StepForm, Tried, Visitor};
@@ -93,6 +93,7 @@ impl Tried for Rc {
                 StepForm::write(remote, Data::Sges(std::slice::from_ref(&request.sge)))
             }
             RcKind::FetchAdd => StepForm::fetch_add(remote, 3, &request.result),
+            RcKind::SendNothing => StepForm::send(Data::Sges(&[])),
             _ => None,
         }
     }
@@ -158,7 +159,78 @@ impl Tried for Ud {
             UdKind::SendInline => StepForm::send(Data::Inline),
             UdKind::SendSges => StepForm::send(Data::Sges(&request.sges)),
             UdKind::SendSge => StepForm::send(Data::Sges(std::slice::from_ref(&request.sge))),
-            UdKind::Nop | UdKind::SendNothing => None,
+            UdKind::SendNothing => StepForm::send(Data::Sges(&[])),
+            UdKind::Nop => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum DcKind {
+    SendInline,
+    SendSges,
+    SendNothing,
+    WriteInline,
+    WriteSges,
+    FetchAdd,
+}
+
+impl Tried for Dci {
+    type Kind = DcKind;
+
+    const KINDS: &'static [DcKind] = &[
+        DcKind::SendInline,
+        DcKind::SendSges,
+        DcKind::SendNothing,
+        DcKind::WriteInline,
+        DcKind::WriteSges,
+        DcKind::FetchAdd,
+    ];
+
+    const HAS_RUN_TIME_FORMS: bool = true;
+
+    fn visit<V: Visitor<Self>>(request: &RequestOf<Self>, v: V) -> V::Out {
+        let (to, remote) = (DcTarget(&request.av), request.remote);
+        let (inline, sges) = (request.inline(), request.sges.as_slice());
+        match request.kind {
+            DcKind::SendInline => v.visit(To(to, Send), inline),
+            DcKind::SendSges => v.visit(To(to, Send), sges),
+            DcKind::SendNothing => v.visit(To(to, Send), ()),
+            DcKind::WriteInline => v.visit(To(to, Write(remote)), inline),
+            DcKind::WriteSges => v.visit(To(to, Write(remote)), sges),
+            DcKind::FetchAdd => {
+                let (address, lkey) = (request.result[0].address(), request.result[0].lkey());
+                v.visit(To(to, FetchAdd { remote, add: 3 }), AtomicResult { address, lkey })
+            }
+        }
+    }
+
+    fn destination(request: &RequestOf<Self>) -> Option<Datagram<'_>> {
+        Some(Datagram(&request.av))
+    }
+
+    fn run_time_form(request: &RequestOf<Self>) -> Option<(RunTimeOperation<'_>, Data<'_>)> {
+        use RunTimeOperation as O;
+        let (remote, sges) = (request.remote, Data::Sges(&request.sges));
+        match request.kind {
+            DcKind::SendInline => Some((O::Send, Data::Inline)),
+            DcKind::SendSges => Some((O::Send, sges)),
+            DcKind::SendNothing => Some((O::Send, Data::Sges(&[]))),
+            DcKind::WriteInline => Some((O::Write(remote), Data::Inline)),
+            DcKind::WriteSges => Some((O::Write(remote), sges)),
+            DcKind::FetchAdd => None,
+        }
+    }
+
+    fn step_form(request: &RequestOf<Self>) -> Option<StepForm<'_>> {
+        let (remote, sges) = (request.remote, Data::Sges(&request.sges));
+        match request.kind {
+            DcKind::SendInline => StepForm::send(Data::Inline),
+            DcKind::SendSges => StepForm::send(sges),
+            DcKind::SendNothing => StepForm::send(Data::Sges(&[])),
+            DcKind::WriteInline => StepForm::write(remote, Data::Inline),
+            DcKind::WriteSges => StepForm::write(remote, sges),
+            DcKind::FetchAdd => StepForm::fetch_add(remote, 3, &request.result),
         }
     }
 }

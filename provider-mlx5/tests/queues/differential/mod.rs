@@ -26,7 +26,7 @@ mod ways;
 
 use std::str::FromStr;
 
-use uverbs_mlx5::send_queue::{RawEthernet, Rc, Ud};
+use uverbs_mlx5::send_queue::{Dci, RawEthernet, Rc, Ud};
 
 use requests::Tried;
 use trial::{Counts, Setting, Trial};
@@ -47,6 +47,11 @@ fn random_requests_of_rc_are_built_as_the_model_says() {
 #[test]
 fn random_requests_of_ud_are_built_as_the_model_says() {
     try_all_settings::<Ud>();
+}
+
+#[test]
+fn random_requests_of_dc_are_built_as_the_model_says() {
+    try_all_settings::<Dci>();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use uverbs_mlx5::format::{AddressVector, AtomicSegment, Opcode};
 use uverbs_mlx5::request::{PostFlags, Remote, Sge};
 use uverbs_mlx5::send_queue::{
     Carries, Datagram, Inline, Operation, Payload, RunTimeDestination, RunTimeOperation,
-    SendRequest, Takes, Transport,
+    SendRequest, Service, Takes, Transport,
 };
 
 use crate::device::Random;
@@ -35,7 +35,8 @@ pub(super) trait Tried: Transport + Sized {
     /// Hands the request's operation and data to the visitor, in their own types.
     fn visit<V: Visitor<Self>>(request: &RequestOf<Self>, visitor: V) -> V::Out;
 
-    /// The address of a datagram; none of a connected transport.
+    /// The address of a datagram, or the same octowords for a DC target; none of a connected
+    /// transport.
     fn destination(_: &RequestOf<Self>) -> Option<Datagram<'_>> {
         None
     }
@@ -181,8 +182,11 @@ pub(super) fn at_run_time<T: Tried>(request: &RequestOf<T>) -> Option<SendReques
         Data::Inline => (true, request.data_sge.as_slice()),
         Data::Sges(sges) => (false, sges),
     };
-    let destination = T::destination(request)
-        .map_or(RunTimeDestination::Connected, |Datagram(av)| RunTimeDestination::Datagram(av));
+    let destination = match (T::SERVICE, T::destination(request)) {
+        (_, None) => RunTimeDestination::Connected,
+        (Service::Dci, Some(Datagram(av))) => RunTimeDestination::Dc(av),
+        (_, Some(Datagram(av))) => RunTimeDestination::Datagram(av),
+    };
     let (wr_id, flags) = (request.wr_id, request.flags);
     Some(SendRequest { wr_id, operation, destination, flags, inline, data })
 }

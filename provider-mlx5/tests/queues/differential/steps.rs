@@ -17,6 +17,9 @@ struct Planned<K> {
     request: RandomRequest<K>,
     choice: Choice,
     fits: bool,
+    blocks: u32,
+    /// The counter of the block behind it, if it is built.
+    end: u32,
 }
 
 /// Which of the calls that have the same effect a program makes: a number below [`Choice::COUNT`].
@@ -71,11 +74,17 @@ impl<T: Tried> Trial<T> {
         let planned: Vec<_> = (0..count).map(|_| self.plan_steps(&mut draft)).collect();
         let ways: Vec<_> = planned.iter().map(|one| (one.request.kind, one.choice)).collect();
         self.note(format!("steps {ways:?} at {:#x}, aborts {aborts}", self.model.next.head));
+        let block_at =
+            |counter: u32| self.sq.ring.read((counter % self.model.blocks) as usize * 64, 64);
         let mut program = Program::new(&mut self.sq.queue);
         for planned in &planned {
-            let Planned { request, choice, fits } = planned;
+            let Planned { request, choice, fits, blocks, end } = planned;
+            let behind = block_at(*end);
             if program.build_in_steps(request, *choice) {
                 assert!(fits, "{planned:?}");
+                // A request may take all blocks. Only steps may store a part that is not needed.
+                let is_whole = choice.is_whole_of_any() && self.model.blocks > *blocks;
+                assert!(!is_whole || block_at(*end) == behind, "behind {planned:?}");
                 self.counts.in_steps += 1;
             } else {
                 let outcome = program.build_in_batch(request, *choice);
@@ -94,8 +103,9 @@ impl<T: Tried> Trial<T> {
     fn plan_steps(&mut self, draft: &mut Draft) -> Planned<T::Kind> {
         let request = self.draw();
         let choice = Choice(self.random.below(Choice::COUNT));
-        let (_, fits) = self.add(draft, &request);
-        Planned { request, choice, fits }
+        let (expected, fits) = self.add(draft, &request);
+        let end = expected.start.wrapping_add(expected.blocks);
+        Planned { request, choice, fits, blocks: expected.blocks, end }
     }
 }
 
@@ -177,12 +187,14 @@ impl<'q, T: Tried> Program<'q, T> {
     /// Gives the named request its data, and its destination before or after it.
     fn complete_named(&mut self, request: &RequestOf<T>, data: Data<'_>, choice: Choice) -> bool {
         let destination = T::destination(request);
-        let is_first = choice.has_destination_first();
+        let has_none = matches!(data, Data::Sges([]));
+        let is_first = has_none || choice.has_destination_first();
         if is_first {
             self.set_destination(destination);
         }
         let is_added = match data {
             Data::Inline => self.add_inline(&request.data, choice),
+            Data::Sges([]) => self.queue.end_request() == Ok(true),
             Data::Sges(sges) => self.add_sges(sges),
         };
         if is_added && !is_first {
@@ -341,8 +353,9 @@ impl Header for StepHeader<'_> {
         U32::ZERO
     }
 
+    /// Of a request without remote memory it is ignored: what would be seen if it were stored.
     fn remote(&self) -> Remote {
-        self.form.remote.unwrap_or_default()
+        self.form.remote.unwrap_or(Remote::new(u64::MAX, u32::MAX))
     }
 
     fn operands(&self) -> Option<AtomicSegment> {
