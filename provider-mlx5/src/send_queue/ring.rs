@@ -254,19 +254,25 @@ impl Next {
 /// Requests in a form of the program's own, see [`steps`](super::steps).
 impl Next {
     /// Writes the header of a request to the next block, and enters its id. `half` is the first
-    /// half of the control segment, but for the first word. `destination` is the number of
-    /// octowords that are left out for the destination. Returns the block.
+    /// half of the control segment, but for the first word. Octowords for the destination are left
+    /// out. Returns the block.
     ///
     /// # Safety
     /// The block is free, and so is the next one if the header does not end in the first.
     #[inline(always)]
-    pub(super) unsafe fn write_header(
+    pub(super) unsafe fn write_header<T: Transport>(
         &self,
         common: &Common,
         header: &impl Header,
         half: u64,
-        destination: usize,
     ) -> *mut Wide {
+        let destination = T::SERVICE.address_octowords();
+        let has_remote = match destination {
+            _ if !T::SERVICE.has_remote_memory() => false,
+            // The next block may not be free, if the request has no remote address.
+            3 => header.octowords() > 1,
+            _ => header.may_have_remote(),
+        };
         let block = self.block().cast::<u64>();
         // A sum, because one instruction makes it.
         let word = ControlSegment::first_word(0, 0, header.opcode()).wrapping_add(self.place());
@@ -274,7 +280,7 @@ impl Next {
         unsafe {
             block.write(first_word(word) | half);
             block.add(1).write(common.mode(header));
-            if header.may_have_remote() {
+            if has_remote {
                 let remote = block.cast::<Octoword>().add(1 + destination);
                 remote.write(header.remote().octoword());
             }
@@ -301,7 +307,7 @@ impl Next {
     /// # Safety
     /// As for [`SendQueue::post_sge`].
     #[inline(always)]
-    pub(super) unsafe fn write_with_sge(
+    pub(super) unsafe fn write_with_sge<T: Transport>(
         &self,
         common: &Common,
         header: &impl Header,
@@ -321,7 +327,7 @@ impl Next {
         let octowords = header.octowords() & 3;
         // SAFETY: the block is free, and holds two octowords and an SGE.
         unsafe {
-            let block = self.write_header(common, header, common.halves[octowords], 0);
+            let block = self.write_header::<T>(common, header, common.halves[octowords]);
             self.enter_id(header);
             let (address, lkey) = address_and_lkey();
             write_sge(block.add(octowords), address, length, lkey);
@@ -336,7 +342,7 @@ impl Next {
     /// # Safety
     /// As for [`SendQueue::post_inline`].
     #[inline(always)]
-    pub(super) unsafe fn write_with_inline<const MOST: usize>(
+    pub(super) unsafe fn write_with_inline<T: Transport, const MOST: usize>(
         &self,
         common: &Common,
         header: &impl Header,
@@ -357,7 +363,7 @@ impl Next {
         // SAFETY: so many blocks are free, and hold all data.
         unsafe {
             let half = common.number | second_word(octowords as u32);
-            let block = self.write_header(common, header, half, 0);
+            let block = self.write_header::<T>(common, header, half);
             self.enter_id(header);
             let data = core::slice::from_raw_parts(start(), length);
             Inline(data).store(block.add(header.octowords() & 3), size, 1, 4 * MOST);
@@ -371,7 +377,7 @@ impl Next {
     /// # Safety
     /// As for [`SendQueue::post_inline`].
     #[inline(always)]
-    pub(super) unsafe fn write_two_blocks(
+    pub(super) unsafe fn write_two_blocks<T: Transport>(
         &self,
         common: &Common,
         header: &impl Header,
@@ -386,7 +392,7 @@ impl Next {
         // SAFETY: both blocks are free, and hold all data.
         unsafe {
             let half = common.number | second_word(all as u32);
-            let block = self.write_header(common, header, half, 0);
+            let block = self.write_header::<T>(common, header, half);
             self.enter_id(header);
             write_inline(block.add(octowords), start(), length);
             Some(block)

@@ -135,7 +135,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         // the change before it is one instruction on memory.
         unsafe {
             let half = common.halves[octowords];
-            let block = next.write_header(common, &header, half, Self::DESTINATION);
+            let block = next.write_header::<T>(common, &header, half);
             // Before the queue moves on, because a program's own implementation may panic.
             let wr_id = header.wr_id();
             if Self::DESTINATION > 0 {
@@ -526,7 +526,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     ) -> bool {
         // SAFETY: the caller's promise.
         let written =
-            unsafe { self.next.write_with_sge(common, &header, length, address_and_lkey) };
+            unsafe { self.next.write_with_sge::<T>(common, &header, length, address_and_lkey) };
         if written.is_none() {
             return false;
         }
@@ -551,7 +551,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         const MOST: usize = MAX_DS as usize / 4;
         // SAFETY: the caller's promise.
         let written =
-            unsafe { self.next.write_with_inline::<MOST>(common, &header, length, start) };
+            unsafe { self.next.write_with_inline::<T, MOST>(common, &header, length, start) };
         let Some((_, blocks)) = written else { return false };
         let entry = self.next.entry;
         // SAFETY: so many blocks were written.
@@ -637,7 +637,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     ) -> bool {
         // SAFETY: the caller's promise; a block was written.
         unsafe {
-            let written = self.next.write_with_sge(common, &header, length, address_and_lkey);
+            let written = self.next.write_with_sge::<T>(common, &header, length, address_and_lkey);
             let Some(block) = written else { return false };
             self.publish_next::<1>(block.cast(), 1);
         }
@@ -662,7 +662,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         const { assert!(MOST <= MAX_COPIED) };
         // SAFETY: the caller's promise; so many blocks were written.
         unsafe {
-            let written = self.next.write_with_inline::<MOST>(common, &header, length, start);
+            let written = self.next.write_with_inline::<T, MOST>(common, &header, length, start);
             let Some((block, blocks)) = written else { return false };
             if MOST > 1 {
                 let end = self.head.wrapping_add(blocks as u32);
@@ -688,7 +688,7 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
     ) -> bool {
         // SAFETY: the caller's promise; two blocks were written.
         unsafe {
-            let written = self.next.write_two_blocks(common, &header, length, start);
+            let written = self.next.write_two_blocks::<T>(common, &header, length, start);
             let Some(block) = written else { return false };
             self.ring.note_inner(self.next.entry, 2, self.head.wrapping_add(2));
             self.publish_next::<2>(block.cast(), 2);

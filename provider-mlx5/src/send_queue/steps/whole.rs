@@ -139,17 +139,13 @@ impl<T: Transport> SendQueue<T, BlueFlame> {
         };
         let octowords = start + size;
         let blocks = octowords.div_ceil(4);
-        if Self::IS_LONG && blocks == 1 && header.may_have_remote() {
-            // The place of a remote address is in the next block, which may not be free.
-            return None;
-        }
         if !self.next.has_bytes(blocks * size_of::<Block>()) && !self.reopen(blocks as u32) {
             return None;
         }
         // SAFETY: so many blocks are free, and hold all data.
         unsafe {
             let half = common.half(octowords);
-            let block = self.next.write_header(common, &header, half, Self::DESTINATION);
+            let block = self.next.write_header::<T>(common, &header, half);
             for index in 0..Self::DESTINATION {
                 block.add(1 + index).write(wide(destination.octoword(index)));
             }
