@@ -682,6 +682,62 @@ static void short_messages(int is_shared)
 	CHECK(ibv_destroy_qp(qp) == 0 && (!srq || ibv_destroy_srq(srq) == 0) && ibv_destroy_cq(cq) == 0);
 }
 
+/* Receives of none to all SGEs, alone and in lists with others, one of the SGEs empty or none: messages as long as they are fill
+ * them, and no byte behind. */
+static void scattered_receives(int is_shared)
+{
+	enum { MOST = 4, PART = 20 };
+	struct ibv_cq *cq = ibv_create_cq(context, 32, NULL, NULL, 0);
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 8, .max_sge = MOST } };
+	struct ibv_srq *srq = is_shared ? ibv_create_srq(pd, &shared) : NULL;
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = MOST } };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	int count, empty, length, i, part;
+
+	CHECK(cq && qp && !is_shared == !srq);
+	connect_to_itself(qp);
+	for (i = 0; i < MOST * PART; i++)
+		buffer[i] = '0' + i;
+	for (count = 0; count <= MOST; count++)
+		for (empty = -1; empty < count; empty++)
+			for (length = 1; length <= 3; length++) {
+				struct ibv_recv_wr list[3], *bad_recv;
+				struct ibv_sge sge[3][MOST];
+				memset(buffer + 1024, 0, 1024);
+				for (i = 0; i < length; i++) {
+					/* The middle one of three has one SGE, as is usual. */
+					const int own = i == 1 ? 1 : count;
+					for (part = 0; part < own; part++)
+						sge[i][part] = (struct ibv_sge){ (uintptr_t)buffer + 1024 + 256 * i + 32 * part,
+							i != 1 && part == empty ? 0 : PART, mr->lkey };
+					list[i] = (struct ibv_recv_wr){ .wr_id = 10 + i, .next = i + 1 < length ? &list[i + 1] : NULL,
+						.sg_list = sge[i], .num_sge = own };
+				}
+				CHECK((srq ? ibv_post_srq_recv(srq, list, &bad_recv) : ibv_post_recv(qp, list, &bad_recv)) == 0);
+				for (i = 0; i < length; i++) {
+					const int parts = i == 1 ? 1 : count - (empty >= 0), used = list[i].num_sge;
+					struct ibv_sge from = { (uintptr_t)buffer, parts * PART, mr->lkey };
+					struct ibv_send_wr wr = { .sg_list = &from, .num_sge = parts > 0, .opcode = IBV_WR_SEND }, *bad;
+					struct ibv_wc wc;
+					const char *sent = buffer;
+					CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+					wc = wait_for(cq);
+					CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 10u + i && wc.byte_len == (unsigned)parts * PART);
+					for (part = 0; part < MOST; part++) {
+						const char *to = buffer + 1024 + 256 * i + 32 * part;
+						const int filled = part < used && sge[i][part].length ? PART : 0;
+						CHECK(memcmp(to, sent, filled) == 0 && to[filled] == 0);
+						sent += filled;
+					}
+				}
+				/* Frees the entries of the unsignaled sends. */
+				struct ibv_send_wr last = { .wr_id = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+				CHECK(ibv_post_send(qp, &last, &bad) == 0 && wait_for(cq).wr_id == 1);
+			}
+	CHECK(ibv_destroy_qp(qp) == 0 && (!srq || ibv_destroy_srq(srq) == 0) && ibv_destroy_cq(cq) == 0);
+}
+
 /* As in libmlx5, a variable that asks for entries of a size that there is not is not passed over. */
 static void sizes_of_entries(void)
 {
@@ -1067,6 +1123,8 @@ int main(void)
 	immediates(cq);
 	short_messages(0);
 	short_messages(1);
+	scattered_receives(0);
+	scattered_receives(1);
 	sizes_of_entries();
 	parent_domains();
 	receivers_of_xrc();
