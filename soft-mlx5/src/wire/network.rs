@@ -110,6 +110,14 @@ impl Network {
         Self::with(UdpWire::bind_any(link)?, &Switch::new(), None, carrier)
     }
 
+    /// As [`Network::join_apart`], at this station: other tests of the process take a station that
+    /// `join_apart` found as soon as it is left.
+    #[cfg(test)]
+    pub(crate) fn join_apart_as(station: Station) -> io::Result<Self> {
+        let udp = UdpWire::bind(station, Link::Ethernet)?;
+        Self::with(udp, &Switch::new(), None, Carrier::Memory)
+    }
+
     fn with(
         mut udp: UdpWire,
         switch: &Switch,

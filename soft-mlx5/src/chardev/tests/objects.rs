@@ -1,5 +1,6 @@
 //! Protection domains, address handles, XRC domains, counters, UARs: lifetimes and refusals.
 
+use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use zerocopy::FromBytes;
 use super::super::{Fault, Moment, SoftDevice};
 use super::bench::{Client, Memory, PATIENCE, QpRequest, alone, builder, read_async, wait_for};
 use crate::packet::{Addressing, Bth, Gid, Opcode, Packet, PacketPool, Psn};
-use crate::wire::{Carrier, Link, Network, Wire};
+use crate::wire::{Network, Station, Wire};
 
 #[test]
 fn pds_have_numbers() {
@@ -101,7 +102,7 @@ fn a_command_that_waits_for_a_neighbour_does_not_block_other_commands() {
     let device = SoftDevice::builder("soft0").neighbour_wait(PATIENCE).build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
-    let address = std::net::Ipv4Addr::new(127, 77, 2, 9);
+    let address = Ipv4Addr::new(127, 77, 2, 9);
     let mut attr = route(&device, 3);
     attr.grh.dgid = address.to_ipv6_mapped().octets();
     let before = device.ioctl_count();
@@ -123,7 +124,8 @@ fn a_command_does_not_wait_for_a_neighbour_whose_process_has_ended() {
     let device = SoftDevice::builder("soft0").neighbour_wait(PATIENCE).build().unwrap();
     let client = Client::open(&device);
     let pd = client.alloc_pd();
-    let mut peer = Network::join_apart(Link::Ethernet, Carrier::Memory).unwrap();
+    let station = Station::new(Ipv4Addr::new(127, 77, 2, 8)).unwrap();
+    let mut peer = Network::join_apart_as(station).unwrap();
     let mut attr = route(&device, 3);
     let to = Gid(attr.grh.dgid);
     attr.grh.dgid = peer.station().gid().0;
