@@ -138,7 +138,7 @@ pub struct Completion<'c> {
     /// unsignaled send that failed: [`Slab::free`](crate::Slab::free) says when its slot goes back
     /// to the slab.
     pub slot: Option<Slot>,
-    /// The completion's fields. `wr_id` and `user_context` are internal values here; see ///
+    /// The completion's fields. `wr_id` and `user_context` are internal values here; see
     /// [`Slot::tag`].
     pub completion: provider::Completion<'c>,
 }
