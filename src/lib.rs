@@ -224,7 +224,7 @@ pub mod soft {
         #[doc(inline)]
         pub use uverbs_soft::packet::*;
     }
-    pub use uverbs_uapi::objects;
+    pub use uverbs_uapi::{objects, write::WriteCmd};
 }
 
 /// The examples of the README compile and run.

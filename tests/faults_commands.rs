@@ -11,7 +11,7 @@ use uverbs::counters::CounterPoint;
 use uverbs::mw::WindowType;
 use uverbs::qp::{Inline, PostFlags, QpAttributes, State};
 use uverbs::qp_type::{RawPacket, Rc, Uc, Ud, Xrc};
-use uverbs::soft::{Errno, Fault, Kernel, Moment, SoftDevice};
+use uverbs::soft::{Errno, Fault, Kernel, Moment, SoftDevice, WriteCmd, objects};
 use uverbs::srq::SrqAttrMask;
 use uverbs::{
     Buffer, CompletionChannel, Context, DestroyError, Device, ErrorKind, Flow, Gid, MemoryRegion,
@@ -431,6 +431,51 @@ fn a_failed_reregistration_leaves_the_region_as_it_was() {
         unsafe { a.post_send(1, op::Write(target), Inline(&[round]), SIGNALED).unwrap() };
         success(&mut world.cq);
         assert_eq!(region.view().to_vec()[100], round);
+    }
+}
+
+/// Each verb fails by the moment that `docs/faults.md` names for it, and no verb before it does.
+#[test]
+fn a_test_can_choose_the_verb_that_fails() {
+    let _alone = alone();
+    let soft = SoftDevice::builder("soft0").without_wire().build().unwrap();
+    let context = Device::from_soft(soft.clone()).open().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_raw_cq(16).build().unwrap();
+    let qp = || pd.create_raw_qp::<Rc>(cq.handle(), cq.handle());
+    let region = |bytes| pd.register(Buffer::new(bytes).unwrap(), ALL_ACCESS);
+    let destroyed = Moment::Method(objects::cq::OBJECT, objects::cq::destroy::METHOD, 0);
+    type Verb<'a> = &'a dyn Fn() -> Result<()>;
+    let cases: [(&str, Moment, Verb<'_>); 9] = [
+        ("alloc_pd", Moment::Command(WriteCmd::ALLOC_PD, 0), &|| context.alloc_pd().map(drop)),
+        ("reg_mr", Moment::Command(WriteCmd::REG_MR, 1), &|| {
+            region(4096).unwrap();
+            region(8192).map(drop)
+        }),
+        ("rereg_mr", Moment::Command(WriteCmd::REREG_MR, 0), &|| {
+            region(4096).unwrap().change_access(ALL_ACCESS)
+        }),
+        ("create_cq", Moment::Command(WriteCmd::EX_CREATE_CQ, 0), &|| {
+            context.create_cq(16).build().map(drop)
+        }),
+        ("resize_cq", Moment::Command(WriteCmd::RESIZE_CQ, 0), &|| {
+            context.create_cq(16).build().unwrap().resize(64)
+        }),
+        ("create_qp", Moment::Command(WriteCmd::EX_CREATE_QP, 0), &|| qp().build().map(drop)),
+        ("modify_qp", Moment::Command(WriteCmd::MODIFY_QP, 0), &|| qp().build().map(drop)),
+        ("create_srq", Moment::Command(WriteCmd::CREATE_XSRQ, 0), &|| {
+            pd.create_srq(16).build().map(drop)
+        }),
+        ("destroy_cq", destroyed, &|| Ok(context.create_cq(16).build().unwrap().destroy()?)),
+    ];
+    for (verb, moment, call) in cases {
+        soft.inject(Fault { moment, errno: Errno::ENOSPC });
+        let error = call().expect_err(verb);
+        assert_eq!((error.verb(), error.errno()), (verb, Errno::ENOSPC as i32));
+        assert_eq!(soft.clear_faults(), 0, "{verb}");
+        if verb != "destroy_cq" {
+            call().unwrap_or_else(|error| panic!("{verb} again: {error}"));
+        }
     }
 }
 

@@ -115,6 +115,7 @@ pub(crate) fn invoke(call: &mut Call<'_>) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     let known = find(WriteCmd(command)).ok_or(Errno::EOPNOTSUPP)?;
+    call.file.device.faults().count_command(known.command)?;
     let core = call.core();
     if core.input_length() < known.request || core.output_length() < known.response {
         return Err(Errno::ENOSPC);

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use crate::locking::lock;
 use nix::errno::Errno;
 use uverbs_uapi::objects::{MethodId, ObjectId};
+use uverbs_uapi::write::WriteCmd;
 
 /// When a [`Fault`] makes a call fail. Counts start at 0 when the fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,8 +15,13 @@ pub enum Moment {
     Call(u64),
     /// Before the n-th call of one method has done anything. [`uverbs_uapi::objects`], which
     /// programs see as `uverbs::soft::objects`, has the ids: `cq::OBJECT` and
-    /// `cq::create::METHOD`, for example. Write commands are all one method of the device object.
+    /// `cq::destroy::METHOD`, for example. Write commands are all one method of the device object.
     Method(ObjectId, MethodId, u64),
+    /// Before the n-th write command of one kind has done anything. Linux and the crate `uverbs`
+    /// create, modify and query most objects by write commands (`WriteCmd::EX_CREATE_CQ`), and
+    /// destroy them by methods. Write commands of the same verb have different numbers: with and
+    /// without `EX_`.
+    Command(WriteCmd, u64),
     /// At the end of the n-th ioctl that would have succeeded, as when the answer cannot be copied
     /// out. Objects that it created are destroyed, but its other changes remain.
     Completed(u64),
@@ -67,6 +73,14 @@ impl Faults {
         state.count(|moment| match moment {
             Moment::Call(left) => Some(left),
             Moment::Method(of, which, left) if (*of, *which) == (object, method) => Some(left),
+            _ => None,
+        })
+    }
+
+    /// Counts a write command, and fails it if a fault is due.
+    pub(crate) fn count_command(&self, command: WriteCmd) -> Result<(), Errno> {
+        self.lock().count(|moment| match moment {
+            Moment::Command(which, left) if *which == command => Some(left),
             _ => None,
         })
     }

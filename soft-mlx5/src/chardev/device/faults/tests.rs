@@ -14,6 +14,17 @@ fn a_fault_fails_one_call_with_its_number() {
 }
 
 #[test]
+fn write_commands_are_counted_one_kind_at_a_time() {
+    let faults = Faults::default();
+    let (create, modify) = (WriteCmd::EX_CREATE_QP, WriteCmd::MODIFY_QP);
+    faults.add(Fault { moment: Moment::Command(modify, 1), errno: Errno::EIO });
+    assert_eq!(faults.count_command(modify), Ok(()));
+    assert_eq!(faults.count_command(create), Ok(()));
+    assert_eq!(faults.count_command(modify), Err(Errno::EIO));
+    assert_eq!(faults.count_command(modify), Ok(()));
+}
+
+#[test]
 fn calls_completed_calls_and_mappings_are_counted_separately() {
     let faults = Faults::default();
     let (cq, create) = (ObjectId(3), MethodId(0));
