@@ -147,8 +147,8 @@ pub use srq::{SrqBuilder, SrqHandle};
 #[doc = include_str!("../docs/from-libibverbs.md")]
 pub mod from_libibverbs {}
 
-/// The software ConnectX, and faults for tests. Where an example says `uverbs_soft`, write
-/// `uverbs::soft`.
+/// The software ConnectX, and faults for tests. Where an example says `uverbs_soft` or
+/// `uverbs_soft::chardev`, write `uverbs::soft`.
 ///
 /// An example with two devices, the first of which loses its first packet; a retransmission
 /// delivers the message:
