@@ -220,7 +220,10 @@ impl Error {
     /// lacks what it takes to read any.
     pub(crate) fn attribute(verb: &'static str, name: &str, error: &io::Error) -> Self {
         let failed = Self::io(verb, error).asked(name);
-        if lacks_resources(error) { failed } else { failed.with_kind(ErrorKind::NotFound) }
+        if lacks_resources(error) {
+            return failed;
+        }
+        failed.with_kind(ErrorKind::NotFound).because("the device has no such entry")
     }
 
     /// Adds the arguments ("cqe 4096, vector 0").

@@ -17,6 +17,8 @@ fn an_attribute_is_not_missing_for_want_of_descriptors() {
             Error::attribute("query_pkey", "ports/1/pkeys/7", &io::Error::from_raw_os_error(errno));
         assert_eq!((error.kind(), error.errno()), (kind, errno));
     }
+    let error = Error::attribute("query_pkey", "ports/1/pkeys/7", &io::ErrorKind::NotFound.into());
+    assert!(error.to_string().ends_with(": the device has no such entry"), "{error}");
 }
 
 #[test]
