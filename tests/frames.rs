@@ -501,6 +501,17 @@ fn queues_use_the_programs_slots() {
     }
 }
 
+/// The error says that the program's own choice of memory failed, not the device.
+#[test]
+fn an_allocator_without_memory_is_named() {
+    let Some(wire) = Wire::new(|builder| builder) else { return };
+    let none = |_, _| Err(std::io::Error::from_raw_os_error(libc::ENOMEM));
+    let queue = wire.setup.pd.create_rx_queue(16).memory(&QueueMemory::new(none)).build();
+    let error = queue.expect_err("no memory");
+    assert_eq!(error.errno(), libc::ENOMEM);
+    assert!(error.cure().contains("vm.nr_hugepages"), "{error}");
+}
+
 #[test]
 fn an_allocator_of_the_program_provides_all_memory_of_a_queue() {
     let asked = Arc::new(Mutex::new(Vec::new()));

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
 use super::buffer::{Buffer, PageSize};
 use super::fork::Lock;
 use crate::error::{Error, Result};
@@ -120,6 +122,8 @@ impl QueueMemory {
     }
 }
 
+const POOL_CURE: &str = "for huge pages, enlarge the kernel's pool: sysctl vm.nr_hugepages";
+
 /// Memory for a queue, from the program's allocator if it gave one.
 pub(crate) fn allocate(
     verb: &'static str,
@@ -131,7 +135,13 @@ pub(crate) fn allocate(
         None => Buffer::new(length),
         Some(QueueMemory(allocator)) => allocator(length, purpose),
     };
-    let buffer = made.map_err(|error| Error::io(verb, &error).asked(format!("{length} bytes")))?;
+    let buffer = made.map_err(|error| {
+        let failed = Error::io(verb, &error).asked(format!("{length} bytes"));
+        if from.is_none() || failed.errno() != Errno::ENOMEM as i32 {
+            return failed;
+        }
+        failed.because("the queue's allocator has too few pages").cure_with(POOL_CURE)
+    })?;
     let alignment = purpose.alignment();
     if buffer.len() < length || buffer.as_ptr() as usize % alignment != 0 {
         let cause = format!("the allocator gave {} bytes at {:p}", buffer.len(), buffer.as_ptr());
