@@ -16,6 +16,10 @@
 //! second poll finds completions from before the arming, and later completions raise an event. Each
 //! queue has its own channel, so no other task can take that event. Every future here may be
 //! dropped at any time: none waits between taking a value and returning it.
+//!
+//! # Peers that end
+//! No completion reports that a peer has ended its connection. So a task that serves a connection
+//! waits for its completions and for [`wait_disconnected`], in one `select!`.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -31,7 +35,7 @@ use ::tokio::task::coop::consume_budget;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use crate::cm::{Channel, Connection, Connector, Event, Id, Listener};
+use crate::cm::{Channel, Connection, Connector, Event, Id, Link, Listener};
 use crate::cq::builder::CqBuilder;
 use crate::cq::channel::{CompletionChannel, DetachedCqEvent};
 use crate::cq::poll::Completion;
@@ -464,6 +468,38 @@ pub async fn connect_with<L: Layer, X, R: Register>(
             return connecting.finish(reply);
         }
     }
+}
+
+/// Waits until the connection of `link` has ended, as [`Link::wait_disconnected`] does. One task at
+/// a time waits. Cancel safe. Requests are flushed when the connection is dropped, or by
+/// [`Connection::has_ended`].
+///
+/// ```no_run
+/// # use uverbs::{cm::Connection, tokio::AsyncCompletionQueue};
+/// # async fn example(
+/// #     connection: Connection,
+/// #     mut cq: AsyncCompletionQueue,
+/// # ) -> Result<(), uverbs::Error> {
+/// tokio::select! {
+///     done = cq.completion() => println!("{:?}", done?),
+///     ended = uverbs::tokio::wait_disconnected(&connection.link) => return ended,
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`Link::has_ended`]; errors of `epoll_ctl(2)`.
+///
+/// # Panics
+/// Outside a tokio runtime with I/O enabled.
+pub async fn wait_disconnected(link: &Link) -> Result<()> {
+    if link.has_ended()? {
+        return Ok(());
+    }
+    let file = watch(link.channel().clone())?;
+    let pending = || Error::new("wait_disconnected", ErrorKind::WouldBlock, "");
+    take(&file, |_| if link.has_ended()? { Ok(()) } else { Err(pending()) }).await
 }
 
 #[cfg(test)]

@@ -32,9 +32,9 @@ use crate::qp::{QueuePair, State};
 ///
 /// No completion reports that the peer has ended the connection: posted receives stay posted. A
 /// polling program has to call [`Connection::has_ended`] regularly; a program that sleeps also
-/// waits for the file of [`Link::channel`]. If the peer's host fails without a message, only a
-/// failing request shows it (`RetryExceeded`): a program that only receives has to send something
-/// regularly, or use a deadline.
+/// waits for the file of [`Link::channel`], a task by `uverbs::tokio::wait_disconnected`. If the
+/// peer's host fails without a message, only a failing request shows it (`RetryExceeded`): a
+/// program that only receives has to send something regularly, or use a deadline.
 #[derive(Debug)]
 pub struct Connection<L: Layer = Safe, X = Resources, R: Register = BlueFlame> {
     /// Disconnects when it is dropped. The first field, because the kernel's id has to be destroyed
