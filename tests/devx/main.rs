@@ -27,6 +27,7 @@ use queue_pairs::Qp;
 use uverbs::devx::{Devx, UarKind};
 use uverbs::{Context, ErrorKind};
 use uverbs_soft_adapter::firmware::bits::{Field, field};
+use uverbs_soft_adapter::firmware::layout::capability::general;
 use uverbs_soft_adapter::firmware::layout::command::{create_cq_in, header, object, result};
 use uverbs_soft_adapter::firmware::layout::context::{cqc, mkc};
 
@@ -153,6 +154,26 @@ fn capabilities_can_be_queried() {
     let general = |bit, width| field(CONTEXT + bit, width).get(&answer);
     assert!(general(0x463, 5) > 0, "log_max_uctx");
     assert_eq!(general(0x1b8, 8), 1, "num_ports");
+}
+
+/// DPDK's driver gives up if the firmware announces a group and refuses to show it.
+#[test]
+fn announced_groups_of_capabilities_can_be_queried() {
+    let Some((_setup, devx)) = setup() else { return };
+    for (announced, group) in [
+        (general::ETH_NET_OFFLOADS, 1_u64),
+        (general::ATOMIC, 3),
+        (general::ROCE, 4),
+        (general::NIC_FLOW_TABLE, 7),
+    ] {
+        if capability(&devx, announced) == 0 {
+            continue;
+        }
+        let mut answer = vec![0; 16 + 4096];
+        let query = Input::new(0x100, 16).set(header::OP_MOD, group << 1 | 1);
+        devx.command(&query.0, &mut answer).unwrap_or_else(|error| panic!("{group}: {error}"));
+        assert!(answer[16..].iter().any(|byte| *byte != 0), "{group}");
+    }
 }
 
 #[test]

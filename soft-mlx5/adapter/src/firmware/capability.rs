@@ -8,8 +8,8 @@ use super::flow_table::{
     LEVELS, LOG_DESTINATIONS, LOG_ENTRIES, LOG_ENTRY_COUNTERS, LOG_SIZE, LOG_TABLES,
 };
 use super::general_object::{LOG_ALL_NUMBERS, LOG_NUMBERS, RESERVED_NUMBERS};
-use super::layout::capability::{atomic, general, general_2};
-use super::layout::ethernet::flow_table_properties;
+use super::layout::capability::{atomic, general, general_2, roce};
+use super::layout::ethernet::{ethernet_offloads, flow_table_properties};
 use super::record::{LOG_LIST, LOG_RECORDS};
 use super::tag_matching::LOG_TAGS;
 use crate::core::{LOG_MAX_CQ, MAX_COMPRESSED};
@@ -151,6 +151,32 @@ pub const ETHERNET_VALUES: &[(Field, u64)] = &[
     (general::STRIDING_RQ, SUPPORTED),
     (general::EXT_STRIDE_NUM_RANGE, SUPPORTED),
 ];
+
+/// Entries of an Ethernet port's table of RoCE addresses.
+pub const ROCE_ADDRESSES: usize = 256;
+
+/// RoCE v2 over IPv4 and IPv6.
+pub const ROCE_VALUES: &[(Field, u64)] = &[
+    (roce::L3_TYPE, 0b110),
+    (roce::ROCE_VERSION, 1 << 2),
+    (roce::R_ROCE_DEST_UDP_PORT, 4791),
+    (roce::R_ROCE_MIN_SRC_UDP_PORT, 0xc000),
+    (roce::R_ROCE_MAX_SRC_UDP_PORT, 0xffff),
+    (roce::ROCE_ADDRESS_TABLE_SIZE, ROCE_ADDRESSES as u64),
+];
+
+/// The capabilities that mlx5e needs to make a network device.
+pub const OFFLOAD_VALUES: &[(Field, u64)] = &[
+    (ethernet_offloads::CSUM_CAP, SUPPORTED),
+    (ethernet_offloads::VLAN_CAP, SUPPORTED),
+    (ethernet_offloads::MAX_LSO_CAP, 16),
+    (ethernet_offloads::WQE_INLINE_MODE, INLINE_NOT_REQUIRED),
+    (ethernet_offloads::RSS_IND_TBL_CAP, 8),
+    (ethernet_offloads::SELF_LB_EN_MODIFIABLE, SUPPORTED),
+];
+
+/// The beginning of a frame need not be inline in its WQE.
+const INLINE_NOT_REQUIRED: u64 = 2;
 
 /// Offset in bits of the properties of receive tables in the flow table block.
 const RECEIVE_TABLES: usize = 0x200;

@@ -2,17 +2,15 @@
 
 use super::Firmware;
 use super::command::Command;
-use super::nic_vport::ADDRESSES;
 use super::refusal::{Done, Refusal};
 use crate::bits::{Field, field};
 use crate::layout::capability::{atomic, general, roce};
 use crate::layout::command::header;
-use crate::layout::ethernet::ethernet_offloads;
 use uverbs_soft::core::LinkLayer;
 use uverbs_soft_adapter::firmware::capability::{
     ATOMIC, ATOMIC_VALUES, BLOCK, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES,
     ETHERNET_OFFLOADS, ETHERNET_VALUES, FLOW_TABLE, GENERAL, GENERAL_2, GENERAL_2_VALUES,
-    INFINIBAND_VALUES, ROCE, block, flow_table_values,
+    INFINIBAND_VALUES, OFFLOAD_VALUES, ROCE, ROCE_VALUES, block, flow_table_values,
 };
 
 const SUPPORTED: u64 = 1;
@@ -96,29 +94,6 @@ fn general_values(link: LinkLayer) -> Vec<(Field, u64)> {
     }
     values
 }
-
-/// RoCE v2 over IPv4 and IPv6.
-const ROCE_VALUES: &[(Field, u64)] = &[
-    (roce::L3_TYPE, 0b110),
-    (roce::ROCE_VERSION, 1 << 2),
-    (roce::R_ROCE_DEST_UDP_PORT, 4791),
-    (roce::R_ROCE_MIN_SRC_UDP_PORT, 0xc000),
-    (roce::R_ROCE_MAX_SRC_UDP_PORT, 0xffff),
-    (roce::ROCE_ADDRESS_TABLE_SIZE, ADDRESSES as u64),
-];
-
-/// The capabilities that mlx5e needs to make a network device.
-const OFFLOAD_VALUES: &[(Field, u64)] = &[
-    (ethernet_offloads::CSUM_CAP, SUPPORTED),
-    (ethernet_offloads::VLAN_CAP, SUPPORTED),
-    (ethernet_offloads::MAX_LSO_CAP, 16),
-    (ethernet_offloads::WQE_INLINE_MODE, INLINE_NOT_REQUIRED),
-    (ethernet_offloads::RSS_IND_TBL_CAP, 8),
-    (ethernet_offloads::SELF_LB_EN_MODIFIABLE, SUPPORTED),
-];
-
-/// The beginning of a frame need not be inline in its WQE.
-const INLINE_NOT_REQUIRED: u64 = 2;
 
 /// QUERY_HCA_CAP: bit 0 of the operation chooses the current values, the rest the type. perftest
 /// 4.5 asks for only a part of the block (16 + 256 bytes). It is answered here; whether a real

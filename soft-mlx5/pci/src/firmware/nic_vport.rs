@@ -19,9 +19,6 @@ const LIST: usize = 0x800;
 /// Of the address in the input of SET_ROCE_ADDRESS.
 const ADDRESS: usize = 0x80;
 
-/// Entries of the RoCE address table.
-pub(super) const ADDRESSES: usize = 256;
-
 /// The properties that MODIFY_NIC_VPORT_CONTEXT may change: bits of its field selection, with the
 /// fields of each.
 const SETTABLE: &[(u32, &[Field])] = &[

@@ -4,9 +4,9 @@
 
 use uverbs_soft_adapter::firmware::bits::Field;
 use uverbs_soft_adapter::firmware::capability::{
-    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, ETHERNET_VALUES,
-    FLOW_TABLE, GENERAL, GENERAL_2, GENERAL_2_VALUES, INFINIBAND_VALUES, QOS, block,
-    flow_table_values,
+    ATOMIC, ATOMIC_VALUES, BLOCK_AT, COMMON_VALUES, DYNAMIC_CONNECTION_VALUES, ETHERNET_OFFLOADS,
+    ETHERNET_VALUES, FLOW_TABLE, GENERAL, GENERAL_2, GENERAL_2_VALUES, INFINIBAND_VALUES,
+    OFFLOAD_VALUES, QOS, ROCE, ROCE_VALUES, block, flow_table_values,
 };
 use uverbs_soft_adapter::firmware::command::Command;
 use uverbs_soft_adapter::firmware::layout::capability::{general, qos};
@@ -27,6 +27,8 @@ pub(super) fn query(options: &Options, command: &mut Command<'_>) -> Done {
         GENERAL => general_values(options),
         GENERAL_2 => GENERAL_2_VALUES.to_vec(),
         ATOMIC => ATOMIC_VALUES.to_vec(),
+        ETHERNET_OFFLOADS if options.is_roce() => OFFLOAD_VALUES.to_vec(),
+        ROCE if options.is_roce() => ROCE_VALUES.to_vec(),
         FLOW_TABLE if options.is_roce() => flow_table_values(),
         // Neither operations nor encapsulations in device memory are supported.
         DEVICE_MEMORY => Vec::new(),
