@@ -57,6 +57,11 @@ fn part_sysfs() {
     {
         assert!(!read(name).trim().is_empty(), "{name}");
     }
+    // DPDK reads both before it looks for the RDMA device.
+    assert!(read("uevent").contains("\nPCI_SLOT_NAME=0000:f8:00.0\n"), "{}", read("uevent"));
+    let resources = read("resource");
+    let three = |line: &str| line.split(' ').filter(|word| word.starts_with("0x")).count() == 3;
+    assert!(resources.lines().count() == 13 && resources.lines().all(three), "{resources}");
     let driver = fs::canonicalize(function.join("driver")).expect("a link");
     assert_eq!(driver, Path::new("/sys/bus/pci/drivers/mlx5_core"));
     assert_eq!(

@@ -76,8 +76,10 @@ impl Sysfs {
             ("subsystem_device", format!("0x{SUBSYSTEM:04x}")),
             ("class", format!("0x{class:06x}")),
             ("revision", "0x00".into()),
-            ("modalias", alias),
+            ("modalias", alias.clone()),
             ("enable", "1".into()),
+            ("resource", no_resources()),
+            ("uevent", uevent(options, &alias)),
             ("numa_node", locality.node),
             ("local_cpus", locality.mask),
             ("local_cpulist", locality.list),
@@ -187,6 +189,23 @@ impl Sysfs {
 /// Subsystem id of the board. Real values are unconfirmed; the programs tested only check that the
 /// file exists.
 const SUBSYSTEM: u32 = 0;
+
+/// The variables of a function's events (`pci_uevent`, drivers/pci/pci-driver.c).
+fn uevent(options: &Options, modalias: &str) -> String {
+    let (part, class) = (options.model.part_id(), class(options));
+    let slot = pci_address(options.index);
+    format!(
+        "DRIVER=mlx5_core\nPCI_CLASS={class:X}\nPCI_ID={VENDOR:04X}:{part:04X}\n\
+         PCI_SUBSYS_ID={VENDOR:04X}:{SUBSYSTEM:04X}\nPCI_SLOT_NAME={slot}\nMODALIAS={modalias}"
+    )
+}
+
+/// Six BARs, the ROM and six BARs for virtual functions, none of which can be mapped here: first
+/// address, last address and flags are 0, as the kernel shows a BAR that a function does not have
+/// (`resource_show`, drivers/pci/pci-sysfs.c).
+fn no_resources() -> String {
+    ["0x0000000000000000 0x0000000000000000 0x0000000000000000"; 13].join("\n")
+}
 
 /// PCI class code: network controller, for Ethernet or for InfiniBand.
 fn class(options: &Options) -> u32 {
