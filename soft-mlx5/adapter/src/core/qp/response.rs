@@ -227,6 +227,9 @@ impl Qp {
             }
             self.requester.rnr_retries_left -= 1;
         }
+        // The peer answers, so earlier losses do not count any more. Otherwise a long wait for a
+        // receive would use up the retries. It is unconfirmed that a ConnectX does so.
+        self.requester.retries_left = self.settings.retry_count;
         self.go_back_to(psn);
         self.requester.rnr_wait = true;
         self.requester.not_ready = Some(psn);

@@ -318,6 +318,38 @@ fn rnr_retry_seven_repeats_until_a_receive_is_posted() {
     }
 }
 
+/// Each loss costs a retry, unless the peer answers in between.
+#[test]
+fn a_wait_for_a_receive_outlasts_lost_packets() {
+    let mut pair = Pair::new(QpType::Rc);
+    let (from, to) = (pair.host(0).region(2000, ALL), pair.host(1).region(2000, ALL));
+    let data = pair.host(0).fill(from, 7);
+    pair.post(0, &Wr::send().all_of(from));
+    let (mut packets, mut lost) = (0, 0);
+    pair.world.pass(10_000_000_000, &mut |_| {
+        packets += 1;
+        let loses = packets % 50 == 0;
+        lost += u32::from(loses);
+        if loses { Fate::Drop } else { Fate::Pass }
+    });
+    assert!(lost > 100, "{lost} lost");
+    assert_eq!(pair.poll(0), []);
+    pair.post_receive(1, to);
+    pair.world.pass(50_000_000, &mut |_| Fate::Pass);
+    assert_eq!(pair.one(0).syndrome, None);
+    assert!(pair.host(1).bytes(to.address, 2000) == data);
+}
+
+#[test]
+fn a_peer_that_dies_without_a_receive_exceeds_the_retries() {
+    let mut pair = Pair::new(QpType::Rc);
+    pair.post(0, &Wr::send());
+    pair.world.pass(50_000_000, &mut |_| Fate::Pass);
+    assert_eq!(pair.poll(0), []);
+    pair.world.pass(100_000_000_000, &mut |_| Fate::Drop);
+    failed(&mut pair, 0, Syndrome::TRANSPORT_RETRY_EXCEEDED);
+}
+
 /// A NAK of side 1 for a PSN sequence error: the packet with the first PSN is missing.
 fn sequence_error(pair: &mut Pair) {
     let (gid, qpn) = (pair.world.hosts[1].gid, pair.qps[0].qpn);
