@@ -200,7 +200,11 @@ impl Qp {
         // A READ of no bytes accesses no memory, so its key is not checked.
         if read.len > 0 && copied.is_err() {
             env.pool.give(packet);
-            self.read_failed(env, psn);
+            // A repeated READ is dropped, as on arrival (`answer_again`): its first answer may have
+            // arrived, and then the key was invalidated rightly.
+            if !answer.is_duplicate {
+                self.read_failed(env, psn);
+            }
             return true;
         }
         env.send(packet);

@@ -63,6 +63,37 @@ fn a_read_that_is_refused_after_its_first_responses_is_a_remote_access_error() {
     assert_eq!(pair.one(0).syndrome, Some(Status::REMOTE_ACCESS));
 }
 
+/// A copy of a READ request arrives after the READ is complete, and the key is invalidated while
+/// the copy is being answered. Nothing fails, because the requester waits for no response.
+#[test]
+fn a_repeated_read_whose_key_is_invalidated_meanwhile_is_dropped() {
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.mtu = Some(Mtu::M256);
+    });
+    let len = 256 * 100;
+    let (local, remote) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
+    let data = pair.host(1).fill(remote, 1);
+    let mut request = None;
+    pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
+    pair.world.run_until_idle_with(&mut |packet| {
+        request = request.take().or((!is_response(packet)).then(|| packet.clone()));
+        Fate::Pass
+    });
+    assert_eq!(pair.one(0).syndrome, None);
+    let now = pair.world.now;
+    pair.host(1).core.receive(now, request.unwrap());
+    pair.host(1).core.step(now, 16);
+    pair.host(1).core.destroy_mkey(remote.key).unwrap();
+    pair.world.run_until_idle();
+    assert_eq!(pair.state(1), QpState::ReadyToSend);
+    let inbox = pair.host(1).region(len, ALL);
+    pair.post_receive(1, inbox);
+    pair.post(0, &Wr::send().all_of(local));
+    pair.world.run_until_idle();
+    assert_eq!((pair.one(0).syndrome, pair.one(1).syndrome), (None, None));
+    assert!(pair.host(1).bytes(inbox.address, len) == data);
+}
+
 /// After each loss only the packets in transit are repeated, not the whole rest of the READ.
 #[test]
 fn a_lost_response_of_a_long_read_costs_few_packets() {
