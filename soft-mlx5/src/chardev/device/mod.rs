@@ -150,7 +150,8 @@ impl SoftDevice {
     /// Makes the port receive frames as if from the wire, at these times of the device in
     /// nanoseconds: timestamps of free-running queues are these numbers, unless the counter was set
     /// ([`DeviceBuilder::counter_now`]). When this returns, all frames are stored in receives or
-    /// lost, so a program that polls afterwards sees the same in every run.
+    /// lost, so a program that polls afterwards sees the same in every run. The iterator has ended
+    /// before the first of them is received.
     ///
     /// # Errors
     /// EIO in a child process.
@@ -158,6 +159,8 @@ impl SoftDevice {
         &self,
         frames: impl IntoIterator<Item = (u64, &'a [u8])>,
     ) -> Result<(), Errno> {
+        // Not under the lock of the device, because the iterator may use the device.
+        let frames: Vec<_> = frames.into_iter().collect();
         self.shared.control(|machine| {
             for (at, frame) in frames {
                 machine.core.receive_frame(at, frame);
@@ -244,7 +247,7 @@ impl SoftDevice {
 
     /// Inspects the state machine, for tests and diagnosis. The access is read-only, because the
     /// device accesses the memory of this process: code that created a key or a queue here could
-    /// make the device write anywhere.
+    /// make the device write anywhere. `look` must not call the device, which would wait for it.
     ///
     /// ```compile_fail,E0596
     /// # let device = uverbs_soft::chardev::SoftDevice::named("soft0").unwrap();

@@ -237,3 +237,17 @@ fn an_infiniband_port_refuses_raw_packet_queue_pairs() {
     let raw = QpRequest { qp_type: QpType::RAW_PACKET, ..QpRequest::rc(&ring, &uar, pd, cq) };
     assert_eq!(client.create_qp(&raw).map(drop), Err(Errno::EINVAL));
 }
+
+/// It would wait for its own command if that held the device while the iterator runs.
+#[test]
+fn frames_may_come_from_an_iterator_that_uses_the_device() {
+    let (device, client) = alone();
+    let before = device.inspect(|core| core.counts().pds).unwrap();
+    let frame = [0; 60];
+    let frames = (1..4).map(|at| {
+        client.alloc_pd();
+        (at, &frame[..])
+    });
+    assert_eq!(device.receive_frames(frames), Ok(()));
+    assert_eq!(device.inspect(|core| core.counts().pds), Ok(before + 3));
+}
