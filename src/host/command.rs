@@ -254,6 +254,7 @@ impl Commands {
         access: Access,
         offset: u64,
     ) -> Result<Mapping> {
+        self.require_opener(verb)?;
         let mapped = self.channel.mmap(length, access, offset).map(|mapping| match access {
             Access::Read => mapping,
             Access::Write | Access::ReadWrite => mapping.hidden_from_children(),

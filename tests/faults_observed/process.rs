@@ -100,8 +100,9 @@ fn child(inherited: Inherited) {
         setup.builder::<Rc>().build().unwrap_err().kind(),
         qp.query().unwrap_err().kind(),
         qp.to_error().unwrap_err().kind(),
+        setup.context.clock().unwrap_err().kind(),
     ];
-    assert_eq!(kinds, [ErrorKind::ForkedChild; 5]);
+    assert_eq!(kinds, [ErrorKind::ForkedChild; 6]);
     let failed = qp.destroy().unwrap_err();
     assert_eq!(failed.error.kind(), ErrorKind::ForkedChild);
     drop(failed);
