@@ -436,8 +436,12 @@ fn diagnose(verb: &str, errno: Errno) -> (String, String) {
         }
         Errno::EBUSY if verb.starts_with("de") => (
             "other objects still use it",
-            "destroy those first (a PD after its MRs and QPs, a CQ after its QPs)",
+            "destroy those first (a PD after its MRs and QPs, a CQ after its QPs), and leave \
+             multicast groups",
         ),
+        Errno::ENODATA if verb == "create_ah" => {
+            ("the port has no such source GID", "use an index of Context::gid_table")
+        }
         Errno::ENOMEM if verb == "alloc_uar" => (
             "no doorbell page is left: a queue pair has a register of its own, and a page has two",
             "let queue pairs share a register: Context::alloc_thread_domain, then build_in",

@@ -10,7 +10,7 @@ use uverbs::qp::{
     AckTimeout, Datagram, Immediate, Inline, PostError, PostFlags, QpAttributes, RnrTimer, State,
 };
 use uverbs::qp_type::{QueuePairType, Rc, Uc, Ud};
-use uverbs::{Device, Endpoint, ErrorKind, LinkLayer, Mtu, op, raw};
+use uverbs::{AddressVector, Buffer, Device, Endpoint, ErrorKind, LinkLayer, Mtu, op, raw};
 
 const SIGNALED: PostFlags = PostFlags::SIGNALED;
 
@@ -80,6 +80,33 @@ fn errors_of_impossible_paths_name_the_verb() {
     assert_eq!(qp.connect(&elsewhere).unwrap_err().verb(), "connect");
     let error = setup.builder::<Rc>().port(77).without_gid().build().unwrap_err();
     assert_eq!((error.verb(), error.kind()), ("create_qp", ErrorKind::InvalidInput), "{error}");
+}
+
+/// Each of them gets an errno without an explanation from the kernel.
+#[test]
+fn errors_of_the_kernel_name_the_likely_cause() {
+    let setup = Setup::new();
+    let qp = setup.builder::<Rc>().build().unwrap();
+    let mut address = qp.address_of(&qp.endpoint()).unwrap();
+    if let Some(route) = &mut address.global {
+        route.source_index = 200;
+        let unused = setup.pd.create_ah(&address).unwrap_err();
+        assert!(unused.cause().contains("no such source GID"), "{unused}");
+        let rate = AddressVector { static_rate: 99, ..address };
+        let refused = setup.pd.create_ah(&rate).unwrap_err().to_string();
+        assert!(refused.contains("static_rate: 99"), "{refused}");
+    }
+    let shifted = setup.pd.registration().iova(1).register(Buffer::new(4096).unwrap());
+    let shifted = shifted.unwrap_err();
+    assert!(shifted.cause().contains("different offsets within a page"), "{shifted}");
+    let mut member = setup.builder::<Ud>().build().unwrap();
+    let infiniband = member.link_layer() == LinkLayer::InfiniBand;
+    let (group, lid) = ("ff0e::77".parse().unwrap(), if infiniband { 0xc077 } else { 0 });
+    member.attach_multicast(group, lid).unwrap();
+    let mut busy = member.destroy().unwrap_err();
+    assert!(busy.error.cure().contains("leave multicast groups"), "{busy}");
+    busy.object.detach_multicast(group, lid).unwrap();
+    busy.object.destroy().unwrap();
 }
 
 #[test]

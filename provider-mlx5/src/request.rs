@@ -148,8 +148,12 @@ pub enum PostError {
     /// The request lacks a destination that its service needs, or has one that it cannot use.
     #[error("the request's destination is not of the kind that this QP type needs")]
     BadDestination,
-    /// The memory belongs to another protection domain than the queue.
-    #[error("the memory belongs to another protection domain than the queue pair")]
+    /// The memory belongs to another protection domain than the queue, or the frame's tail to
+    /// another queue.
+    #[error(
+        "the memory belongs to another protection domain than the queue pair, or a frame's tail to \
+         another queue"
+    )]
     ForeignMemory,
     /// The queue pair was created without such a queue: without sends, without receives, or with a
     /// shared receive queue.

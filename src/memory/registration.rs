@@ -227,7 +227,11 @@ impl Registration {
         let sent = self.pd.context().commands().write(REG, &command);
         let answer = sent.map_err(|error| {
             let asked = format!("{length} bytes, access {}", self.access);
-            error.pinning(length).asked(asked)
+            let error = error.pinning(length).asked(asked);
+            match (iova ^ start) % 4096 {
+                0 => error,
+                _ => error.because("iova and memory have different offsets within a page"),
+            }
         })?;
         let handle = Some(answer.mr_handle);
         let registered = Registered { handle, lkey: answer.lkey, rkey: answer.rkey, iova };

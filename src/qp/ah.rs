@@ -80,7 +80,7 @@ impl ProtectionDomain {
             };
             let sent = self.context().commands().write_for(VERB, &command);
             let (core, driver): (_, DriverAnswer) =
-                sent.map_err(|error| explain(error, address.global))?;
+                sent.map_err(|error| explain(error, address))?;
             object = Object::new(self.clone(), core.ah_handle, &KIND);
             vector.remote_mac = driver.dmac;
         }
@@ -162,9 +162,9 @@ fn kernel_address(address: &AddressVector) -> AhAttr {
     }
 }
 
-fn explain(error: Error, route: Option<GlobalRoute>) -> Error {
-    let error = error.asked(format!("{route:?}"));
-    match route {
+fn explain(error: Error, address: &AddressVector) -> Error {
+    let error = error.asked(format!("{address:?}"));
+    match address.global {
         Some(route) if error.errno() == Errno::ETIMEDOUT as i32 => {
             unanswered(error, route.destination)
         }
