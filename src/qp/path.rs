@@ -315,7 +315,7 @@ impl LocalPath {
     }
 }
 
-/// 24 random bits, so that late packets of an old connection are not accepted by a new one.
+/// 24 random bits, so that a new queue pair does not accept late packets of an old one.
 fn random_psn() -> u32 {
     let hasher = std::hash::RandomState::new().build_hasher();
     hasher.finish() as u32 & 0xff_ffff

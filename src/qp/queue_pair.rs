@@ -214,9 +214,10 @@ impl<T: QueuePairType, L: Layer, R: Register> QueuePair<T, L, R> {
     }
 
     /// Moves it to RESET: requests posted before produce no more completions. Completions that are
-    /// already in a completion queue occupy entries there until the next poll drops them. If the
-    /// other entries are fewer than the granted requests, posts return `Full` correspondingly
-    /// earlier, so that the completion queue never overruns. See [`QueuePair::modify`].
+    /// already in a completion queue occupy entries there until the next poll drops them. If fewer
+    /// entries are left than requests were granted, posts return `Full` earlier, so that the
+    /// completion queue never overruns. The endpoint keeps its PSN, so the next connection accepts
+    /// late packets of the last one; a new queue pair does not. See [`QueuePair::modify`].
     ///
     /// # Errors
     /// Errors of the kernel.
