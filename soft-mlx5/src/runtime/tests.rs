@@ -375,8 +375,29 @@ fn a_wait_for_a_file_ends_with_the_file() {
     // The same while another thread holds the device.
     let busy = runtime.shared.worker.lock().unwrap();
     assert_eq!(runtime.wait_readable(&files, None), Ok(Some(0)));
+    assert_eq!(runtime.wait_readable(&files, Some(Duration::MAX)), Ok(Some(0)));
     drop(busy);
     // The same while another thread polls.
     runtime.shared.standby.note(u64::MAX / 2);
     assert_eq!(runtime.wait_readable(&files, None), Ok(Some(0)));
+}
+
+#[test]
+fn a_wait_may_have_any_time_limit() {
+    let host = Arc::new(Recorder::default());
+    let runtime = without_thread(host.clone());
+    let (read, write) = std::os::unix::net::UnixStream::pair().unwrap();
+    let files = [read.as_fd()];
+    for limit in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_nanos(u64::MAX)] {
+        let looks = host.ticks.load(Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| runtime.wait_readable(&files, Some(limit)));
+            host.reaches(looks + 1);
+            io::Write::write_all(&mut &write, b"x").unwrap();
+            assert_eq!(waiter.join().unwrap(), Ok(Some(0)), "{limit:?}");
+        });
+        io::Read::read_exact(&mut &read, &mut [0]).unwrap();
+    }
+    runtime.control(|_| ()).expect("the device works");
+    assert!(!runtime.shared.worker.is_poisoned());
 }

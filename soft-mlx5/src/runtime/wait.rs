@@ -11,7 +11,7 @@ use std::sync::{MutexGuard, TryLockError};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::sys::time::TimeSpec;
 
 use super::pacing::Pause;
 use super::thread::Slept;
@@ -34,7 +34,7 @@ const SLEEPS: u64 = 8_000_000;
 /// end late, by about 50 us or more: without a reserve the device's thread would take over each
 /// time, and this thread would have to wake it to get the device back.
 fn apart_for(timeout: Option<u64>) -> u64 {
-    timeout.map_or(SLEEPS, |timeout| timeout + (timeout / 4).min(500_000))
+    timeout.map_or(SLEEPS, |timeout| timeout.saturating_add((timeout / 4).min(500_000)))
 }
 
 /// Which files are readable.
@@ -56,8 +56,8 @@ pub(super) fn readable(
     timeout: Option<u64>,
 ) -> nix::Result<Readable> {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-    let timeout =
-        timeout.map(|time| TimeSpec::nanoseconds(i64::try_from(time).unwrap_or(i64::MAX)));
+    // `TimeSpec::nanoseconds` panics above i64::MAX - 1e9.
+    let timeout = timeout.map(|time| TimeSpec::from_duration(Duration::from_nanos(time)));
     ppoll(&mut fds, timeout, None)?;
     let is_ready = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
     let (own, others) = fds.split_at(own);
