@@ -36,7 +36,8 @@ use crate::mlx5::uar::Register as Page;
 /// a multicast group; the dropping thread holds an event of it; the command fails). Then the queue
 /// pair and its own memory stay until the context is closed, and slots in flight keep the context
 /// open. Only [`QueuePair::destroy`] reports the failure, so a program that reuses such memory has
-/// to call it. Dropping also destroys steering rules that lead to the queue pair.
+/// to call it. Dropping also destroys steering rules that lead to the queue pair. A receive of a
+/// shared queue that it has begun to fill is lost, unless `to_error` was called before.
 ///
 /// ```no_run
 /// use uverbs::qp_type::Rc;

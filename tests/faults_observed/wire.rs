@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use uverbs::cq::{CompletionOpcode, Status, WorkCompletion};
-use uverbs::qp::{AckTimeout, AtomicResult, Datagram, Immediate, PostFlags, State};
+use uverbs::events::EventType;
+use uverbs::qp::{AckTimeout, AtomicResult, Datagram, Immediate, PathOptions, PostFlags, State};
 use uverbs::qp_type::{Rc, Uc, Ud};
-use uverbs::soft::fault::{FaultCounters, FaultPlan};
+use uverbs::soft::fault::{FaultCounters, FaultPlan, PacketFault, Rule};
 use uverbs::soft::prng::Prng;
 use uverbs::{PollError, op, raw};
 
@@ -297,4 +298,36 @@ fn a_cut_link_ends_in_retry_exceeded_within_the_timeout() {
     assert_eq!((a.state(), a.query().unwrap().state), (State::Err, State::Err));
     assert_eq!(b.query().unwrap().state, State::Rts, "the peer has noticed nothing");
     a.destroy().unwrap();
+}
+
+/// The message stops after its first packet. Without the change to ERR the receive would be lost,
+/// because it has no completion.
+#[test]
+fn a_shared_receive_in_progress_is_flushed_by_a_change_to_err() {
+    let lost = |nth| Rule { opcode: None, nth, fault: PacketFault::Drop };
+    let rules = (2..100).map(lost).collect();
+    let mut both = ends(&FaultPlan { rules, ..plan(seed(10)) });
+    let (from, to) = (both[0].setup.region(LONGEST), both[1].setup.region(LONGEST));
+    let mut srq = both[1].setup.pd.create_raw_srq(1).build().unwrap();
+    // SAFETY: the region outlives the queue, and is not accessed.
+    unsafe { srq.post(77, &[to.sge(0, LONGEST).unwrap()]).unwrap() };
+    let once = |path: &mut PathOptions| {
+        (path.timeout, path.retry_count) = (AckTimeout::from_code(10), 0);
+    };
+    let mut a = both[0].setup.builder::<Rc>().path(once).build().unwrap();
+    let b = both[1].setup.builder::<Rc>().shared_receive_queue(srq.handle());
+    let mut b = b.build().unwrap();
+    a.connect(&b.endpoint()).unwrap();
+    b.connect(&a.endpoint()).unwrap();
+    // SAFETY: the region outlives the queue pair.
+    unsafe { a.post_send(1, op::Send, from.sge(0, LONGEST).unwrap(), SIGNALED).unwrap() };
+    assert_eq!(completion(&mut both[0].setup.cq).status, Status::RetryExceeded);
+    b.to_error().unwrap();
+    let flushed = completion(&mut both[1].setup.cq);
+    assert_eq!((flushed.wr_id, flushed.status), (77, Status::Flushed));
+    let last = both[1].setup.context.get_event().unwrap();
+    assert_eq!(last.kind(), EventType::QP_LAST_WQE_REACHED);
+    drop(last);
+    b.destroy().unwrap();
+    assert_eq!(srq.outstanding_receives(), 0);
 }
