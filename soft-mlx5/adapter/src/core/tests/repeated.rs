@@ -94,6 +94,24 @@ fn a_repeated_read_whose_key_is_invalidated_meanwhile_is_dropped() {
     assert!(pair.host(1).bytes(inbox.address, len) == data);
 }
 
+#[test]
+fn a_request_does_not_wait_for_the_end_of_a_long_read_of_the_peer() {
+    let mut pair = Pair::with_attributes(QpType::Rc, |_, attributes| {
+        attributes.mtu = Some(Mtu::M256);
+    });
+    let len = 256 * 1000;
+    let (local, remote) = (pair.host(0).region(len, ALL), pair.host(1).region(len, ALL));
+    pair.post(0, &Wr::read(remote.address, remote.key).all_of(local));
+    pair.host(0).core.step(0, 64);
+    let request = pair.host(0).core.take_packet().unwrap();
+    pair.host(1).core.receive(0, request);
+    pair.host(1).core.step(0, 16);
+    pair.post(1, &Wr::write(local.address, local.key).from(remote, 0, 8));
+    pair.host(1).core.step(0, 64);
+    let mut sent = std::iter::from_fn(|| pair.host(1).core.take_packet());
+    assert!(sent.any(|packet| !is_response(&packet)), "only responses");
+}
+
 /// After each loss only the packets in transit are repeated, not the whole rest of the READ.
 #[test]
 fn a_lost_response_of_a_long_read_costs_few_packets() {
