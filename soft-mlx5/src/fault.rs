@@ -48,7 +48,8 @@ pub enum PacketFault {
     /// One bit of its transport bytes is inverted and no CRC detects it, to test that the receiver
     /// survives any bytes. The transport cannot recover from it.
     Mangle,
-    /// It arrives after the next packet, or after the plan's longest delay if none comes.
+    /// It arrives after the next packet, or after the plan's longest delay if none comes. Set
+    /// [`FaultPlan::delay_range`]: by default that delay is 0, and the packet is not late.
     Reorder,
     /// It arrives this many nanoseconds later.
     Delay(u64),
@@ -81,11 +82,11 @@ pub struct FaultPlan {
     pub corrupt: u32,
     /// Parts per million mangled without detection.
     pub mangle: u32,
-    /// Parts per million reordered.
+    /// Parts per million reordered, with a `delay_range`.
     pub reorder: u32,
     /// Parts per million delayed by a time out of `delay_range`.
     pub delay: u32,
-    /// Shortest and longest delay in nanoseconds.
+    /// Shortest and longest delay in nanoseconds, for `duplicate`, `reorder` and `delay`.
     pub delay_range: (u64, u64),
     /// Faults of single packets.
     pub rules: Vec<Rule>,
