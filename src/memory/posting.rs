@@ -3,7 +3,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use uverbs_mlx5::request::{PostError, PostFlags, Sge};
+use uverbs_mlx5::request::{PostError, PostFlags};
 use uverbs_mlx5::send_queue::AtomicResult;
 
 use super::flight::{Flight, Kind};
@@ -43,12 +43,22 @@ impl From<Refused> for Error {
 }
 
 impl Refused {
+    /// Keeps a slot in flight if its request was posted.
     #[inline(always)]
-    fn unless(posted: Result<(), PostError>, slot: Slot) -> Result<ManuallyDrop<Slot>, Self> {
-        match posted {
-            Ok(()) => Ok(ManuallyDrop::new(slot)),
-            Err(reason) => Err(Self { slot, reason }),
+    pub(crate) fn unless(posted: Result<(), PostError>, slot: Slot) -> Result<(), Self> {
+        if let Err(reason) = posted {
+            return Err(Self { slot, reason });
         }
+        let _in_flight = ManuallyDrop::new(slot);
+        Ok(())
+    }
+}
+
+impl Launch {
+    /// Marks the slot as in flight, if its request was built.
+    #[inline(always)]
+    pub(crate) fn started(self, built: Result<(), PostError>) -> Result<(), PostError> {
+        built.map(|()| self.start())
     }
 }
 
@@ -69,33 +79,14 @@ impl Admission {
         if domain == self.domain { Ok(()) } else { Err(refusal(domain)) }
     }
 
-    /// Calls `post` with the launch of `slot`. `post` returns true if the fast path posted a
-    /// receive into all of it. Otherwise returns the slot, for [`Admission::receive`], which finds
-    /// the reason.
+    /// The launch of a slot for a receive into all of it.
     #[inline(always)]
-    pub(crate) fn receive_fast(
-        &self,
-        slot: Slot,
-        post: impl FnOnce(Launch) -> bool,
-    ) -> Result<(), Slot> {
-        if self.check(&slot).is_ok() && post(Launch::new(&slot, self.flight)) {
-            let _in_flight = ManuallyDrop::new(slot);
-            return Ok(());
-        }
-        Err(slot)
-    }
-
-    /// Calls `build` to build a receive into all of `slot`, then launches the slot. `build` gets
-    /// the id and the SGE, and must not publish, because the slot is not in flight yet.
-    #[inline(always)]
-    pub(crate) fn receive(
-        &self,
-        slot: Slot,
-        build: impl FnOnce(u64, &[Sge]) -> Result<(), PostError>,
-    ) -> Result<(), Refused> {
+    pub(crate) fn launch(&self, slot: Slot) -> Result<(Slot, Launch), Refused> {
         let launch = Launch::new(&slot, self.flight);
-        let built = self.check(&slot).and_then(|()| build(launch.id(), &[slot.whole()]));
-        Refused::unless(built, slot).map(|_in_flight| launch.start())
+        match self.check(&slot) {
+            Ok(()) => Ok((slot, launch)),
+            Err(reason) => Err(Refused { slot, reason }),
+        }
     }
 }
 
@@ -156,43 +147,45 @@ impl Sends {
         !self.signal_all && !flags.contains(PostFlags::SIGNALED)
     }
 
-    /// Posts a send with `slot`: `post` launches the slot unless it fails.
+    /// The launch of a slot that is to be sent; [`Sends::finish`] has to follow. No function here
+    /// takes a closure that posts: of a closure with several callers the compiler makes a function,
+    /// whose arguments go through memory.
+    ///
+    /// The fast path, one comparison, is for signaled sends that release only their own slot.
     #[inline(always)]
-    pub(crate) fn send(
+    pub(crate) fn launch(
         &mut self,
         slot: Slot,
         flags: PostFlags,
-        post: impl FnOnce(Launch) -> Result<(), PostError>,
-    ) -> Result<(), Refused> {
-        let launch = match self.launch(&slot, flags) {
-            Ok(launch) => launch,
-            Err(reason) => return Err(Refused { slot, reason }),
-        };
-        let posted = post(launch).inspect_err(|_| self.take_back(launch));
-        Refused::unless(posted, slot).map(|_in_flight| ())
-    }
-
-    /// The fast path, one comparison, is for signaled sends that release only their own slot.
-    #[inline(always)]
-    fn launch(&mut self, slot: &Slot, flags: PostFlags) -> Result<Launch, PostError> {
-        let launch = Launch::new(slot, self.admission.flight);
+    ) -> Result<(Slot, Launch), Refused> {
         let is_unsignaled = self.is_unsignaled(flags);
         if slot.header().domain() == self.fast_domain && !is_unsignaled {
-            return Ok(launch);
+            let launch = Launch::new(&slot, self.admission.flight);
+            return Ok((slot, launch));
         }
-        self.admission.check(slot)?;
+        let (slot, launch) = self.admission.launch(slot)?;
         // The completion of the next signaled send releases the unsignaled slots before it.
         let (next, kind) = if is_unsignaled {
-            (Chain::ending_in(slot), Kind::Unsignaled)
+            (Chain::ending_in(&slot), Kind::Unsignaled)
         } else {
             (Chain::EMPTY, Kind::Chained)
         };
         let launch = launch.following(self.pending, kind);
         self.set_pending(next);
-        Ok(launch)
+        Ok((slot, launch))
     }
 
-    /// Undoes the launch of a send that was refused.
+    /// Keeps the slot of a send in flight if it was posted; else undoes the launch.
+    #[inline(always)]
+    pub(crate) fn finish(
+        &mut self,
+        posted: Result<(), PostError>,
+        slot: Slot,
+        launch: Launch,
+    ) -> Result<(), Refused> {
+        Refused::unless(posted.inspect_err(|_| self.take_back(launch)), slot)
+    }
+
     #[inline(always)]
     fn take_back(&mut self, launch: Launch) {
         if let Some(before) = launch.before() {
@@ -200,20 +193,29 @@ impl Sends {
         }
     }
 
-    /// Posts a send without a slot: calls `post` with its id.
+    /// The id of a send without a slot; [`Sends::finish_without_slot`] has to follow.
     #[inline(always)]
-    pub(crate) fn send_without_slot(
-        &mut self,
-        flags: PostFlags,
-        post: impl FnOnce(u64) -> Result<(), PostError>,
-    ) -> Result<(), PostError> {
+    pub(crate) fn id_without_slot(&self, flags: PostFlags) -> u64 {
         if self.fast_domain == NO_DOMAIN && !self.is_unsignaled(flags) {
             cold_path();
-            post(self.pending.releasing_id())?;
-            self.set_pending(Chain::EMPTY);
-            return Ok(());
+            return self.pending.releasing_id();
         }
-        post(0)
+        0
+    }
+
+    /// Records that the completion of a send without a slot, if it was posted, releases the pending
+    /// slots.
+    #[inline(always)]
+    pub(crate) fn finish_without_slot(
+        &mut self,
+        posted: Result<(), PostError>,
+        id: u64,
+    ) -> Result<(), PostError> {
+        if id != 0 && posted.is_ok() {
+            cold_path();
+            self.set_pending(Chain::EMPTY);
+        }
+        posted
     }
 }
 

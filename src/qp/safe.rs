@@ -110,7 +110,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// The slot, with the reason.
-    #[inline]
+    #[inline(always)]
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<O>(
         &mut self,
@@ -122,13 +122,15 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         T: Carries<O>,
         O: Takes<Sge> + Operation,
     {
-        let (data, send) = (slot.filled(), &mut self.queues.send);
-        self.slots.sends.send(slot, flags, |launch| {
-            let send = send.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: `data` is the slot's memory. From the launch until the completion or the
-            // destruction of the queue pair nothing touches that memory, and it stays registered.
-            unsafe { send.post_as(launch, operation, data, flags) }
-        })
+        let Some(send) = self.queues.send.as_mut() else {
+            return Err(Refused { slot, reason: PostError::NoQueue });
+        };
+        let (data, sends) = (slot.filled(), &mut self.slots.sends);
+        let (slot, launch) = sends.launch(slot, flags)?;
+        // SAFETY: `data` is the slot's memory. From the launch until the completion or the
+        // destruction of the queue pair nothing touches that memory, and it stays registered.
+        let posted = unsafe { send.post_as(launch, operation, data, flags) };
+        sends.finish(posted, slot, launch)
     }
 
     /// Posts an atomic ([`FetchAdd`](crate::op::FetchAdd),
@@ -137,7 +139,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// The slot, with the reason: `BadAtomic` for a slot of less than 8 bytes.
-    #[inline]
+    #[inline(always)]
     pub fn post_atomic<O>(
         &mut self,
         operation: O,
@@ -148,21 +150,23 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         T: Carries<O>,
         O: Takes<AtomicResult> + Operation,
     {
+        let Some(send) = self.queues.send.as_mut() else {
+            return Err(Refused { slot, reason: PostError::NoQueue });
+        };
         let (slot, result) = for_atomic(slot)?;
-        let send = &mut self.queues.send;
-        self.slots.sends.send(slot, flags, |launch| {
-            let send = send.as_mut().ok_or(PostError::NoQueue)?;
-            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; otherwise
-            // as in `post_send`.
-            unsafe { send.post_as(launch, operation, result, flags) }
-        })
+        let sends = &mut self.slots.sends;
+        let (slot, launch) = sends.launch(slot, flags)?;
+        // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; otherwise as
+        // in `post_send`.
+        let posted = unsafe { send.post_as(launch, operation, result, flags) };
+        sends.finish(posted, slot, launch)
     }
 
     /// Posts an operation whose data is copied into the request; its completion carries no slot.
     ///
     /// # Errors
     /// Any [`PostError`].
-    #[inline]
+    #[inline(always)]
     pub fn post_inline<'a, O>(
         &mut self,
         operation: O,
@@ -174,10 +178,10 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         O: Takes<Inline<'a>> + Operation,
     {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
-        self.slots.sends.send_without_slot(flags, |id| {
-            // SAFETY: inline data is copied, so no memory is shared; the id is not that of a slot.
-            unsafe { send.post_as(id, operation, Inline(data), flags) }
-        })
+        let id = self.slots.sends.id_without_slot(flags);
+        // SAFETY: inline data is copied, so no memory is shared; the id is not that of a slot.
+        let posted = unsafe { send.post_as(id, operation, Inline(data), flags) };
+        self.slots.sends.finish_without_slot(posted, id)
     }
 
     /// Builds a request of one block (64 bytes) with inline `data`, to post it many times with
@@ -222,7 +226,7 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// `BadState` before RTS, `Full`, `NoQueue`.
-    #[inline]
+    #[inline(always)]
     pub fn post_template<O: Operation, const BLOCKS: usize>(
         &mut self,
         template: &InlineTemplate<O, BLOCKS>,
@@ -231,11 +235,11 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
         T: Carries<O>,
     {
         let send = self.queues.send.as_mut().ok_or(PostError::NoQueue)?;
-        self.slots.sends.send_without_slot(template.flags, |id| {
-            // SAFETY: the template has its data inside, and no other memory; the id is not that of
-            // a slot.
-            unsafe { send.post_template(id, &template.template) }
-        })
+        let id = self.slots.sends.id_without_slot(template.flags);
+        // SAFETY: the template has its data inside, and no other memory; the id is not that of a
+        // slot.
+        let posted = unsafe { send.post_template(id, &template.template) };
+        self.slots.sends.finish_without_slot(posted, id)
     }
 
     /// Posts sends whose operations are known only at run time, in order, and rings the doorbell
@@ -290,19 +294,20 @@ impl<T: QueuePairType, R: Register> QueuePair<T, Safe, R> {
     ///
     /// # Errors
     /// The slot, with the reason.
-    #[inline]
+    #[inline(always)]
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
         let Some(receive) = self.queues.receive.as_mut() else {
             return Err(Refused { slot, reason: PostError::NoQueue });
         };
-        let posted = self.slots.receives.receive_fast(slot, |launch| {
-            // SAFETY: the slot is launched before the device learns of it, and nothing touches its
-            // memory until the completion or the destruction of the queue pair; it keeps the
-            // registration. No slot is empty or too long.
-            unsafe { receive.post_fast(|| launch.receive()) }
-        });
-        posted.or_else(|slot| self.post_receive_slow(slot))
+        let (slot, launch) = self.slots.receives.launch(slot)?;
+        // SAFETY: the slot is launched before the device learns of it, and nothing touches its
+        // memory until the completion or the destruction of the queue pair; it keeps the
+        // registration. No slot is empty or too long.
+        if unsafe { receive.post_fast(|| launch.receive()) } {
+            return Refused::unless(Ok(()), slot);
+        }
+        self.post_receive_slow(slot)
     }
 
     /// [`QueuePair::post_receive`] if the fast path has no space: recomputes the space, or refuses
@@ -367,15 +372,13 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         T: Carries<O>,
         O: Takes<Sge> + Operation,
     {
-        let (data, batch) = (slot.filled(), &mut self.batch);
-        self.sends.send(slot, flags, |launch| {
-            // SAFETY: `data` is the slot's memory. It is launched before the device learns of the
-            // request, and from then on nothing touches that memory until the completion or the
-            // destruction of the queue pair, and it keeps the registration.
-            unsafe { batch.build(launch.id(), operation, data, flags) }?;
-            launch.start();
-            Ok(())
-        })
+        let data = slot.filled();
+        let (slot, launch) = self.sends.launch(slot, flags)?;
+        // SAFETY: `data` is the slot's memory. It is launched before the device learns of the
+        // request, and from then on nothing touches that memory until the completion or the
+        // destruction of the queue pair, and it keeps the registration.
+        let built = unsafe { self.batch.build(launch.id(), operation, data, flags) };
+        self.sends.finish(launch.started(built), slot, launch)
     }
 
     /// As [`QueuePair::post_atomic`], after what was built before.
@@ -394,14 +397,11 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         O: Takes<AtomicResult> + Operation,
     {
         let (slot, result) = for_atomic(slot)?;
-        let batch = &mut self.batch;
-        self.sends.send(slot, flags, |launch| {
-            // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; otherwise
-            // as in `build`.
-            unsafe { batch.build(launch.id(), operation, result, flags) }?;
-            launch.start();
-            Ok(())
-        })
+        let (slot, launch) = self.sends.launch(slot, flags)?;
+        // SAFETY: the result is the slot's memory, and slots are aligned to 64 bytes; otherwise as
+        // in `build`.
+        let built = unsafe { self.batch.build(launch.id(), operation, result, flags) };
+        self.sends.finish(launch.started(built), slot, launch)
     }
 
     /// As [`QueuePair::post_inline`], after what was built before.
@@ -419,11 +419,10 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
         T: Carries<O>,
         O: Takes<Inline<'a>> + Operation,
     {
-        let batch = &mut self.batch;
-        self.sends.send_without_slot(flags, |id| {
-            // SAFETY: inline data is copied, so no memory is shared; the id is not that of a slot.
-            unsafe { batch.build(id, operation, Inline(data), flags) }
-        })
+        let id = self.sends.id_without_slot(flags);
+        // SAFETY: inline data is copied, so no memory is shared; the id is not that of a slot.
+        let built = unsafe { self.batch.build(id, operation, Inline(data), flags) };
+        self.sends.finish_without_slot(built, id)
     }
 
     /// As [`QueuePair::post_template`], after what was built before.
@@ -438,12 +437,11 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     where
         T: Carries<O>,
     {
-        let batch = &mut self.batch;
-        self.sends.send_without_slot(template.flags, |id| {
-            // SAFETY: the template has its data inside, and no other memory; the id is not that of
-            // a slot.
-            unsafe { batch.build_template(id, &template.template) }
-        })
+        let id = self.sends.id_without_slot(template.flags);
+        // SAFETY: the template has its data inside, and no other memory; the id is not that of a
+        // slot.
+        let built = unsafe { self.batch.build_template(id, &template.template) };
+        self.sends.finish_without_slot(built, id)
     }
 
     /// Builds a send whose operation is known only at run time, after what was built before.
@@ -454,15 +452,12 @@ impl<'q, T: QueuePairType, R: Register> Batch<'q, T, R> {
     pub fn build_request(&mut self, request: SlotRequest<'_>) -> Result<(), Refused> {
         let SlotRequest { operation, destination, flags, slot } = request;
         let (slot, data) = used_by(operation, slot)?;
-        let (batch, inline) = (&mut self.batch, false);
-        self.sends.send(slot, flags, |launch| {
-            let (wr_id, data) = (launch.id(), &[data]);
-            let request = SendRequest { wr_id, operation, destination, flags, inline, data };
-            // SAFETY: as in `build`, or in `build_atomic`.
-            unsafe { batch.build_request(&request) }?;
-            launch.start();
-            Ok(())
-        })
+        let (slot, launch) = self.sends.launch(slot, flags)?;
+        let (wr_id, data, inline) = (launch.id(), &[data], false);
+        let request = SendRequest { wr_id, operation, destination, flags, inline, data };
+        // SAFETY: as in `build`, or in `build_atomic`.
+        let built = unsafe { self.batch.build_request(&request) };
+        self.sends.finish(launch.started(built), slot, launch)
     }
 
     /// Rings the doorbell for everything built so far, as dropping the batch does.
@@ -503,17 +498,18 @@ impl WorkQueue<Safe> {
     ///
     /// # Errors
     /// The slot, with the reason: `BadState` in RESET, `Full`.
-    #[inline]
+    #[inline(always)]
     #[doc(alias = "ibv_post_wq_recv")]
     pub fn post_receive(&mut self, slot: Slot) -> Result<(), Refused> {
         let Some(receive) = self.queue.receive.as_mut() else {
             return Err(Refused { slot, reason: PostError::NoQueue });
         };
-        let posted = self.slots.receives().receive_fast(slot, |launch| {
-            // SAFETY: as for a queue pair's.
-            unsafe { receive.post_fast(|| launch.receive()) }
-        });
-        posted.or_else(|slot| self.post_receive_slow(slot))
+        let (slot, launch) = self.slots.receives().launch(slot)?;
+        // SAFETY: as for a queue pair's.
+        if unsafe { receive.post_fast(|| launch.receive()) } {
+            return Refused::unless(Ok(()), slot);
+        }
+        self.post_receive_slow(slot)
     }
 
     #[cold]
@@ -548,13 +544,12 @@ impl<'q> ReceiveBatch<'q> {
     /// The slot, with the reason. What was built before stays built.
     #[inline(always)]
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
-        let batch = &mut self.batch;
-        self.admission.receive(slot, |id, data| {
-            // SAFETY: the slot is launched next, and nothing touches its memory until the
-            // completion or the destruction of the queue pair; it keeps the registration. The
-            // device learns of it only when it is published.
-            unsafe { batch.build(id, data) }
-        })
+        let (slot, launch) = self.admission.launch(slot)?;
+        // SAFETY: the slot is launched next, and nothing touches its memory until the completion or
+        // the destruction of the queue pair; it keeps the registration. The device learns of it
+        // only when it is published.
+        let built = unsafe { self.batch.build(launch.id(), &[slot.whole()]) };
+        Refused::unless(launch.started(built), slot)
     }
 
     /// Publishes everything built so far, as dropping the batch does.

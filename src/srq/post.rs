@@ -126,14 +126,15 @@ impl SharedReceiveQueue<Safe> {
     ///
     /// # Errors
     /// The slot, with the reason.
-    #[inline]
+    #[inline(always)]
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post(&mut self, slot: Slot) -> Result<(), Refused> {
-        let posted = self.slots.admission.receive_fast(slot, |launch| {
-            // SAFETY: as for `build` of a batch; the slot is launched before the device sees it.
-            unsafe { self.queue.post_fast(|| launch.receive()) }
-        });
-        posted.or_else(|slot| self.post_slow(slot))
+        let (slot, launch) = self.slots.admission.launch(slot)?;
+        // SAFETY: as for `build` of a batch; the slot is launched before the device sees it.
+        if unsafe { self.queue.post_fast(|| launch.receive()) } {
+            return Refused::unless(Ok(()), slot);
+        }
+        self.post_slow(slot)
     }
 
     #[cold]
@@ -163,18 +164,18 @@ impl SharedReceiveBatch<'_> {
     ///
     /// # Errors
     /// The slot, with the reason. What was built before stays built.
-    #[inline]
+    #[inline(always)]
     pub fn build(&mut self, slot: Slot) -> Result<(), Refused> {
-        let batch = &mut self.batch;
-        let built = self.admission.receive_fast(slot, |launch| {
-            // SAFETY: the slot is launched then, and nothing accesses its memory until the
-            // completion or the end of the queue; it keeps the registration. The device sees it
-            // only when it is published. No slot is empty or too long.
-            unsafe { batch.build_fast(|| launch.receive()) }
-        });
-        let Err(slot) = built else { return Ok(()) };
+        let (slot, launch) = self.admission.launch(slot)?;
+        // SAFETY: the slot is launched then, and nothing accesses its memory until the completion
+        // or the end of the queue; it keeps the registration. The device sees it only when it is
+        // published. No slot is empty or too long.
+        if unsafe { self.batch.build_fast(|| launch.receive()) } {
+            return Refused::unless(Ok(()), slot);
+        }
         // SAFETY: the same.
-        self.admission.receive(slot, |id, data| unsafe { self.batch.build(id, data) })
+        let built = unsafe { self.batch.build(launch.id(), &[slot.whole()]) };
+        Refused::unless(launch.started(built), slot)
     }
 
     /// Tells the device of everything built so far, as dropping it does.
