@@ -28,6 +28,7 @@ pub mod barrier;
 pub mod completion_queue;
 pub mod doorbell;
 mod free_list;
+pub mod free_stack;
 mod hint;
 mod mapped;
 pub mod memory;

@@ -21,6 +21,7 @@ use crate::completion_queue::{CompletionQueue, CompletionQueueConfig};
 use crate::doorbell::DoorbellWord;
 use crate::format::{CqeFormat, CqeOpcode, MiniCqeFormat, OpOwn};
 use crate::free_list::{ANY, FreeList, list_of};
+use crate::free_stack::{FreeStack, Returned};
 use crate::memory::DmaMemory;
 use crate::mmio::sealed::Sealed;
 use crate::mmio::{ArmRegister, BlueFlame, SharedBlueFlame};
@@ -582,5 +583,73 @@ mod shared_queues {
             let give_back = |_: &FreeList, free: &AtomicBool| free.store(true, Ordering::Relaxed);
             returned(give_back, |_, free| free.load(Ordering::Relaxed));
         });
+    }
+}
+
+mod free_numbers {
+    use super::*;
+
+    /// Things of which two threads take each two, while the other one gives its first one back.
+    fn taken(stack: fn(u32) -> FreeStack) {
+        let shared = Arc::new((stack(2), [UnsafeCell::new(()), UnsafeCell::new(())]));
+        let take = |(stack, things): &(FreeStack, [UnsafeCell<()>; 2])| {
+            let number = stack.take()?;
+            things[number as usize].with_mut(|_| ());
+            Some(number)
+        };
+        let other = shared.clone();
+        let other = thread::spawn(move || {
+            let first = take(&other);
+            let second = take(&other);
+            let mut returned = Returned::default();
+            first.into_iter().for_each(|number| other.0.add(&mut returned, number));
+            other.0.give_back(returned);
+            second
+        });
+        let own = [take(&shared), take(&shared)];
+        let others = other.join().unwrap();
+        let mut all: Vec<u32> = own.into_iter().chain([others]).flatten().collect();
+        all.extend(core::iter::from_fn(|| shared.0.take()));
+        all.sort_unstable();
+        assert_eq!(all, [0, 1]);
+    }
+
+    #[test]
+    fn a_number_is_taken_by_one() {
+        check(|| taken(FreeStack::full));
+    }
+
+    #[test]
+    #[should_panic]
+    fn without_a_count_of_takes_one_is_taken_twice() {
+        check(|| taken(FreeStack::without_count));
+    }
+
+    /// One thread uses a thing and gives it back, the other takes it and uses it.
+    fn given_back(order: Ordering) {
+        let shared = Arc::new((FreeStack::full(1), UnsafeCell::new(())));
+        let number = shared.0.take().unwrap();
+        let other = shared.clone();
+        let other = thread::spawn(move || {
+            if other.0.take().is_some() {
+                other.1.with_mut(|_| ());
+            }
+        });
+        shared.1.with_mut(|_| ());
+        let mut returned = Returned::default();
+        shared.0.add(&mut returned, number);
+        shared.0.put(returned, order);
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn a_thing_was_used_before_it_is_taken_again() {
+        check(|| given_back(Ordering::Release));
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_relaxed_return_races() {
+        check(|| given_back(Ordering::Relaxed));
     }
 }

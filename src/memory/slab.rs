@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use uverbs_mlx5::free_stack::FreeStack;
+
 use super::pd::ProtectionDomain;
 use super::slot::{Header, Headers, Slot, Span};
 use super::{AccessFlags, Buffer, MemoryRegion};
 use crate::device::context::Context;
 use crate::error::{Error, Result};
-use crate::host::fork::{Lock, forked};
+use crate::host::fork::forked;
 use crate::host::system::Listed;
 
 const VERB: &str = "create_slab";
@@ -44,7 +46,7 @@ pub(crate) struct Inner {
     pub(super) slots: Arc<[Header]>,
     #[allow(dead_code, reason = "for forked children")]
     disowned: Listed<Header>,
-    pub(super) free: Lock<Vec<u32>>,
+    pub(super) free: FreeStack,
 }
 
 impl ProtectionDomain {
@@ -124,7 +126,7 @@ impl ProtectionDomain {
         let (region, stride) = (region.clone(), stride(bytes)?);
         let lkey = region.lkey();
         let slots = Headers::allocate(self.context(), slots).ok_or_else(|| forked(VERB))?;
-        let free = Lock::new((0..slots.len() as u32).rev().collect());
+        let free = FreeStack::full(slots.len() as u32);
         let disowned = Listed::new(slots.clone());
         let inner = Arc::new(Inner { region, slots, disowned, free });
         let slab = Arc::as_ptr(&inner).cast_mut();
@@ -155,23 +157,28 @@ fn stride(bytes: u32) -> Result<usize> {
 }
 
 impl Slab {
-    /// A free slot, of length 0; `None` if all are owned or in flight. In a forked child also
-    /// `None` if another thread of the parent was taking or dropping a slot at the fork.
+    /// A free slot, of length 0; `None` if all are owned or in flight.
     ///
-    /// It locks a mutex of the slab for a few instructions, as does dropping a slot, and increments
-    /// the slab's reference count. On a hot path, reuse the slots that completions return, and give
-    /// each thread its own slab.
+    /// Taking a slot and dropping it wait for no other thread. Each changes two words of the slab
+    /// atomically, so on a hot path reuse the slots that completions return, and give each thread
+    /// its own slab.
+    #[inline]
     pub fn take(&self) -> Option<Slot> {
-        self.pop().or_else(|| {
-            // Slots of destroyed queue pairs may be ready for release.
-            self.context().inner().kept.release_ready();
-            self.pop()
-        })
+        self.pop().or_else(|| self.pop_late())
     }
 
+    #[inline]
     fn pop(&self) -> Option<Slot> {
-        let index = self.0.free.lock()?.pop()?;
-        Slot::of(&self.0, index)
+        Slot::of(&self.0, self.0.free.take()?)
+    }
+
+    /// [`Slab::take`] where none is free, but slots of destroyed queue pairs may be ready for
+    /// release.
+    #[cold]
+    #[inline(never)]
+    fn pop_late(&self) -> Option<Slot> {
+        self.context().inner().kept.release_ready();
+        self.pop()
     }
 
     /// Bytes per slot.
@@ -185,18 +192,10 @@ impl Slab {
     /// the completions that they held.
     pub fn free(&self) -> usize {
         self.context().inner().kept.release_ready();
-        self.0.free.lock().map_or(0, |free| free.len())
+        self.0.free.len()
     }
 
     fn context(&self) -> &Context {
         self.0.region.pd().context()
-    }
-}
-
-#[cfg(test)]
-impl Slab {
-    /// Locks the list of free slots until the result is dropped.
-    pub(crate) fn hold(&self) -> impl Sized + '_ {
-        self.0.free.lock()
     }
 }

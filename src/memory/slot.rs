@@ -4,11 +4,13 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem::{ManuallyDrop, take};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use uverbs_mlx5::free_stack::Returned;
 use uverbs_mlx5::mmio::InChild;
 use uverbs_mlx5::request::Sge;
 use uverbs_mlx5::send_queue::RequestId;
@@ -34,7 +36,8 @@ unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// Slot `index` of a slab, which the caller has taken from the free list.
+    /// Slot `index` of a slab, which the caller has taken from the free ones.
+    #[inline]
     pub(super) fn of(slab: &Arc<Inner>, index: u32) -> Option<Self> {
         let header = slab.slots.get(index as usize)?;
         header.set_length(0);
@@ -61,9 +64,9 @@ impl Slot {
 
     /// Sets the length of the filled part, which a send transmits or a READ fills; the bytes keep
     /// the contents of earlier uses. Returns the new length, which is at most the capacity.
+    #[inline]
     pub fn set_len(&mut self, length: usize) -> usize {
-        self.header().set_length(length);
-        self.len()
+        self.header().set_length(length)
     }
 
     /// Copies `bytes` into the slot and sets its length to theirs.
@@ -146,13 +149,7 @@ impl Drop for Slot {
 /// The caller owns the slot and does not use it afterwards.
 #[inline(never)]
 unsafe fn give_back(header: NonNull<Header>) {
-    // SAFETY: the slot's count keeps the slab, which keeps the header.
-    let (slab, index) = unsafe { (header.as_ref().slab(), header.as_ref().index()) };
-    // SAFETY: the pointer came from an Arc, and the slot held one count of it.
-    let slab = unsafe { Arc::from_raw(slab) };
-    if let Some(mut free) = slab.free.lock() {
-        free.push(index);
-    }
+    drop(Together::of(Slot(header)));
 }
 
 impl fmt::Debug for Slot {
@@ -258,11 +255,15 @@ impl Header {
         self.filled().length()
     }
 
+    /// Sets the length of the filled part, at most the capacity; returns it.
     #[inline(always)]
-    pub(crate) fn set_length(&self, length: usize) {
-        let length = length.min(self.capacity() as usize) as u32;
-        let [filled, _] = self.whole().with_length(length).to_words();
+    pub(crate) fn set_length(&self, length: usize) -> usize {
+        let length = length.min(self.capacity() as usize);
+        // The first word does not depend on the address.
+        let whole = Sge::from_words([self.whole.load(Ordering::Relaxed), 0]);
+        let [filled, _] = whole.with_length(length as u32).to_words();
         self.filled.store(filled, Ordering::Relaxed);
+        length
     }
 
     pub(crate) fn tag(&self) -> &AtomicU64 {
@@ -480,11 +481,54 @@ pub(crate) unsafe fn land_shared(header: NonNull<Header>, flight: Flight) -> Opt
 /// # Safety
 /// As for [`land`].
 unsafe fn release_chain(mut header: *mut Header, sends: Flight) {
+    let mut last: Option<Together> = None;
     while let Some(current) = NonNull::new(header) {
         // SAFETY: the caller's promise.
         let landed = unsafe { land(current, sends.of(Kind::Unsignaled)) };
         let Some(slot) = landed else { return };
         header = slot.header().before.load(Ordering::Relaxed);
+        match &mut last {
+            Some(together) if together.is_of(&slot) => together.add(slot),
+            _ => last = Some(Together::of(slot)),
+        }
+    }
+}
+
+/// Slots of one slab, which go back to it in one step when this is dropped.
+struct Together {
+    /// With the first slot's count.
+    slab: Arc<Inner>,
+    numbers: Returned,
+}
+
+impl Together {
+    #[inline(always)]
+    fn of(slot: Slot) -> Self {
+        let slot = ManuallyDrop::new(slot);
+        // SAFETY: the pointer came from an Arc, and the slot, which is not dropped, held one count
+        // of it.
+        let slab = unsafe { Arc::from_raw(slot.header().slab()) };
+        let mut numbers = Returned::default();
+        slab.free.add(&mut numbers, slot.header().index());
+        Self { slab, numbers }
+    }
+
+    fn is_of(&self, slot: &Slot) -> bool {
+        Arc::as_ptr(&self.slab) == slot.header().slab()
+    }
+
+    fn add(&mut self, slot: Slot) {
+        let slot = ManuallyDrop::new(slot);
+        self.slab.free.add(&mut self.numbers, slot.header().index());
+        // SAFETY: as for `of`; `slab` has another count.
+        unsafe { Arc::decrement_strong_count(slot.header().slab()) };
+    }
+}
+
+impl Drop for Together {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.slab.free.give_back(take(&mut self.numbers));
     }
 }
 
