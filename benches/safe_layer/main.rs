@@ -9,6 +9,9 @@
 //! memory from a `Vec` of free memory, and a successful completion returns it. The raw program has
 //! a table of its SGEs for that, and finds them by number.
 //!
+//! In a life the memory is a slot that is taken from its slab, posted, completed and given back:
+//! each with a completion of its own, or 16 with one. On the raw layer it comes from the `Vec`.
+//!
 //! A ring of receives keeps its memory: a frame is polled, five fields are read, and the buffer
 //! goes back to the device. On the raw layer that is the ring of the provider.
 
@@ -50,7 +53,7 @@ const ENTRIES: u32 = 2 * OPERATIONS as u32;
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// What each layer does.
-const CASES: [&str; 12] = [
+const CASES: [&str; 14] = [
     "post alone",
     "post batch16",
     "template alone",
@@ -63,6 +66,8 @@ const CASES: [&str; 12] = [
     "ring batch16",
     "poll alone",
     "poll batch16",
+    "life alone",
+    "life batch16",
 ];
 
 /// The queues of one layer, whose requests the benchmark completes.
@@ -78,6 +83,9 @@ trait Side {
     fn ring(&mut self) -> &mut dyn Frames;
     fn poll(&mut self);
     fn poll_batch(&mut self);
+    fn take_and_post(&mut self);
+    fn take_and_post_batch(&mut self);
+    fn poll_and_give_back(&mut self);
 }
 
 /// A shared receive queue of one layer, and a queue pair whose completions return its memory.
@@ -122,6 +130,15 @@ impl Device {
         for _ in 0..OPERATIONS {
             self.cqe.send(self.numbers.user_index, 8 << 24 | self.numbers.number, self.sent);
             self.sent += 1;
+        }
+    }
+
+    /// Completes every sixteenth send, which retires those before it.
+    fn complete_last_sends(&mut self) {
+        for _ in 0..OPERATIONS / BATCH {
+            self.sent += BATCH as u32;
+            let last = self.sent.wrapping_sub(1);
+            self.cqe.send(self.numbers.user_index, 8 << 24 | self.numbers.number, last);
         }
     }
 
@@ -192,6 +209,16 @@ fn run(side: &mut dyn Side, case: &str) -> u64 {
             let poll: fn(&mut dyn Frames) =
                 if case.ends_with("16") { |ring| ring.poll_batch() } else { |ring| ring.poll() };
             measured(|| poll(ring))
+        }
+        "life alone" => {
+            let posted = measured(|| side.take_and_post());
+            side.device().complete_sends();
+            posted + measured(|| side.poll_and_give_back())
+        }
+        "life batch16" => {
+            let posted = measured(|| side.take_and_post_batch());
+            side.device().complete_last_sends();
+            posted + measured(|| side.poll_and_give_back())
         }
         _ => {
             side.post();

@@ -20,6 +20,8 @@ pub(crate) struct Safe {
     frames: SafeFrames,
     slots: Vec<Slot>,
     _slab: Slab,
+    /// For the cases in which slots are taken and given back.
+    lives: Slab,
 }
 
 impl Safe {
@@ -33,7 +35,7 @@ impl Safe {
         let mut qp = builder.access(AccessFlags::REMOTE_WRITE).build()?;
         let own = qp.endpoint();
         qp.connect(&own)?;
-        let slab = pd.create_slab(OPERATIONS as u32, BYTES)?;
+        let [slab, lives] = pd.create_slabs([(OPERATIONS as u32, BYTES); 2])?;
         let mut slots: Vec<Slot> = std::iter::from_fn(|| slab.take()).collect();
         for slot in &mut slots {
             slot.set_len(BYTES as usize);
@@ -43,7 +45,7 @@ impl Safe {
         let shared = SafeShared::new(&device, &pd)?;
         let device = Device::new(&device, qp.number());
         let frames = SafeFrames::new()?;
-        Ok(Self { cq, qp, template, device, shared, frames, slots, _slab: slab })
+        Ok(Self { cq, qp, template, device, shared, frames, slots, _slab: slab, lives })
     }
 }
 
@@ -144,6 +146,41 @@ impl Side for Safe {
                 }
             });
             assert_eq!(polled, Ok(BATCH));
+        }
+        black_box(sum);
+    }
+
+    fn take_and_post(&mut self) {
+        for i in 0..OPERATIONS {
+            let Some(mut slot) = self.lives.take() else { break };
+            slot.set_len(BYTES as usize);
+            assert!(self.qp.post_send(remote(i), slot, PostFlags::SIGNALED).is_ok(), "space");
+        }
+    }
+
+    fn take_and_post_batch(&mut self) {
+        for list in 0..OPERATIONS / BATCH {
+            let Ok(mut batch) = self.qp.batch() else { return };
+            for i in 0..BATCH {
+                let Some(mut slot) = self.lives.take() else { break };
+                slot.set_len(BYTES as usize);
+                let signaled = i + 1 == BATCH;
+                let flags = if signaled { PostFlags::SIGNALED } else { PostFlags::empty() };
+                assert!(batch.build(remote(list * BATCH + i), slot, flags).is_ok(), "space");
+            }
+            batch.publish();
+        }
+    }
+
+    fn poll_and_give_back(&mut self) {
+        let mut sum = 0;
+        while let Ok(polled) = self.cq.poll_up_to(BATCH, |done| {
+            assert!(done.completion.is_success());
+            sum += u64::from(done.completion.byte_len());
+        }) {
+            if polled == 0 {
+                break;
+            }
         }
         black_box(sum);
     }

@@ -237,13 +237,15 @@ impl Counts {
 
     /// The rows of the safe layer: alone and in a batch, raw and safe.
     fn layers(&self) -> impl Iterator<Item = [String; 3]> {
-        ["post", "template", "receive", "SRQ receive", "ring", "poll"].into_iter().map(|case| {
-            let cell = |layer: &str| {
-                let text = |form| text_of(&self.ours, &format!("{layer} {case} {form}"));
-                format!("{} / {}", text("alone"), text("batch16"))
-            };
-            [format!("{case}, alone / in a batch of 16"), cell("raw"), cell("safe")]
-        })
+        ["post", "template", "receive", "SRQ receive", "ring", "poll", "life"].into_iter().map(
+            |case| {
+                let cell = |layer: &str| {
+                    let text = |form| text_of(&self.ours, &format!("{layer} {case} {form}"));
+                    format!("{} / {}", text("alone"), text("batch16"))
+                };
+                [format!("{case}, alone / in a batch of 16"), cell("raw"), cell("safe")]
+            },
+        )
     }
 
     /// The files with figures: name, current text and correct text.
