@@ -25,7 +25,7 @@
 //! and `dma_rmb` use), and `dsb st` around the doorbell, which waits until the stores have left the
 //! core and drains its merging buffers (Linux's `wmb`, rdma-core's `mmio_flush_writes`).
 
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", loom)))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", all(test, loom))))]
 compile_error!("the device barriers of this processor have not been written down; see barrier.rs");
 
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -33,11 +33,11 @@ use core::sync::atomic::{Ordering, compiler_fence};
 /// Between the stores of a WQE and the doorbell record that announces it.
 #[inline(always)]
 pub fn to_device() {
-    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    #[cfg(all(target_arch = "aarch64", not(all(test, loom))))]
     crate::mapped::dmb_oshst();
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::Release);
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     core::sync::atomic::fence(Ordering::Release);
     compiler_fence(Ordering::SeqCst);
 }
@@ -45,11 +45,11 @@ pub fn to_device() {
 /// Between the load of a CQE's owner bit and the loads of its other bytes.
 #[inline(always)]
 pub fn from_device() {
-    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    #[cfg(all(target_arch = "aarch64", not(all(test, loom))))]
     crate::mapped::dmb_oshld();
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::Acquire);
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     core::sync::atomic::fence(Ordering::Acquire);
     compiler_fence(Ordering::SeqCst);
 }
@@ -69,11 +69,11 @@ pub fn flush_doorbell() {
 
 #[inline(always)]
 fn push_stores() {
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
-    #[cfg(all(target_arch = "aarch64", not(loom)))]
+    #[cfg(all(target_arch = "aarch64", not(all(test, loom))))]
     crate::mapped::dsb_st();
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     crate::mapped::sfence();
     compiler_fence(Ordering::SeqCst);
 }

@@ -92,7 +92,7 @@ impl FreeList {
     }
 
     /// As [`Posting::record`].
-    #[cfg(any(test, loom))]
+    #[cfg(test)]
     pub(crate) fn mark(&self, entry: u32) {
         self.state(entry).store(POSTED, Ordering::Release);
     }
@@ -178,7 +178,7 @@ impl FreeList {
     }
 
     /// Claims and releases an entry.
-    #[cfg(any(test, loom))]
+    #[cfg(test)]
     pub(crate) fn give_back(&self, index: u32) -> bool {
         let claimed = self.claim(index);
         if claimed {

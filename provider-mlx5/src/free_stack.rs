@@ -36,7 +36,7 @@ impl FreeStack {
     }
 
     /// One that does not count how often numbers are taken.
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub(crate) fn without_count(count: u32) -> Self {
         Self::with_mask(count, u64::MAX)
     }

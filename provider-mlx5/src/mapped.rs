@@ -733,7 +733,7 @@ impl ArmRegister {
 }
 
 /// Orders all earlier stores before all later ones, and empties the write-combining buffers.
-#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
 #[inline(always)]
 pub(crate) fn sfence() {
     // SAFETY: part of SSE, which every x86-64 processor has; it reads and writes nothing.
@@ -742,7 +742,7 @@ pub(crate) fn sfence() {
 
 macro_rules! aarch64_barriers {
     ($($name:ident = $instruction:literal;)*) => {$(
-        #[cfg(all(target_arch = "aarch64", not(loom)))]
+        #[cfg(all(target_arch = "aarch64", not(all(test, loom))))]
         #[inline(always)]
         pub(crate) fn $name() {
             // SAFETY: a barrier reads and writes nothing, and leaves stack and flags alone.

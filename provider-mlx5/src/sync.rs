@@ -1,14 +1,14 @@
-//! Atomics and locks for data that threads share, or their model-checked twins under `cfg(loom)`.
+//! Atomics and locks for data that threads share, or their model-checked twins under `cfg(all(test, loom))`.
 
 use std::sync::TryLockError;
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use loom::sync::{
     Arc, Mutex,
     atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering},
 };
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) use {
     core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering},
     std::sync::{Arc, Mutex},
@@ -49,8 +49,8 @@ pub(crate) fn lock_unless<T>(
 /// Tells the processor (or the model checker) that this is a waiting loop.
 #[inline(always)]
 pub(crate) fn spin() {
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     loom::thread::yield_now();
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     core::hint::spin_loop();
 }

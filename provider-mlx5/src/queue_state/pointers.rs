@@ -114,9 +114,9 @@ impl<const SENDS: bool> Deref for Polled<'_, SENDS> {
 /// No other thread writes the word during the call.
 #[inline(always)]
 unsafe fn own_word(word: &AtomicU32) -> u32 {
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     return word.load(Ordering::Relaxed);
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     // SAFETY: the pointer is valid and aligned; other threads only read the word, so there is no
     // data race.
     return unsafe { *word.as_ptr() };
@@ -210,7 +210,7 @@ impl Completion<'_> {
 
 /// Places of a table, which take 512 KiB. The model checker gets few, because it tracks each of
 /// them.
-pub(crate) const PLACES: usize = if cfg!(loom) { 1 << 6 } else { 1 << 16 };
+pub(crate) const PLACES: usize = if cfg!(all(test, loom)) { 1 << 6 } else { 1 << 16 };
 
 /// Blocks by a part of their user index. Keeps all blocks that were ever in it, because a poller
 /// may still use one that has just been replaced.

@@ -12,7 +12,7 @@
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::{Block, SendQueue, Transport};
-#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+#[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
 use crate::barrier;
 use crate::doorbell::DoorbellWord;
 use crate::format::WQEBB_SIZE;
@@ -228,9 +228,9 @@ pub(super) unsafe fn store_blocks<const N: usize>(target: *mut Block, blocks: &[
 
 /// Whether the processor has the instructions of [`copy_request`] and [`copy_and_ring`].
 pub(super) fn copies_pairs() -> bool {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     return is_x86_feature_detected!("avx") && is_x86_feature_detected!("movbe");
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
     true
 }
 
@@ -241,7 +241,7 @@ pub(super) fn copies_pairs() -> bool {
 /// reached the cache. `vzeroupper` keeps the code that follows, which uses 16 bytes of registers,
 /// from waiting for their upper halves (Intel's optimization manual, "Mixing AVX code with SSE
 /// code").
-#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
 macro_rules! copy {
     ([$($line:literal),*] $control:ident, $image:ident, $to:ident, $($operands:tt)*) => {
         core::arch::asm!(
@@ -284,13 +284,13 @@ pub(super) unsafe fn copy_request<const N: usize>(
     image: &[WideBlock; N],
     to: (*mut Block, usize),
 ) {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     // SAFETY: the caller's promise. It changes nothing but the blocks and the registers that it
     // names.
     unsafe {
         copy!([] control, image, to,);
     }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
     // SAFETY: the caller's promise.
     unsafe {
         store_blocks(before::<N>(to), &stamped(control, image));
@@ -312,7 +312,7 @@ pub(super) unsafe fn copy_and_ring<const N: usize>(
     head: u32,
     half: *mut Block,
 ) {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     // `barrier::to_device` is no instruction, the other barriers are `sfence`. SAFETY: the caller's
     // promise. It changes nothing but the blocks, the record, the half and the registers that it
     // names.
@@ -333,7 +333,7 @@ pub(super) unsafe fn copy_and_ring<const N: usize>(
             half = in(reg) half,
         );
     }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
     // SAFETY: the caller's promise.
     unsafe {
         let image = stamped(control, image);
@@ -353,7 +353,7 @@ pub(super) unsafe fn copy_and_ring<const N: usize>(
 /// The processor [`copies_pairs`].
 #[inline(always)]
 pub(super) unsafe fn index<T: Transport, R: Register>(queue: &SendQueue<T, R>) -> Wide {
-    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
     // SAFETY: the caller's promise. It reads a field of the queue and a constant.
     unsafe {
         let index;
@@ -368,12 +368,12 @@ pub(super) unsafe fn index<T: Transport, R: Register>(queue: &SendQueue<T, R>) -
         );
         index
     }
-    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    #[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
     wide([super::encode::first_word(super::place(queue.head)), 0])
 }
 
 /// Where in a control segment the bytes of the counter are: the lowest third, the next second.
-#[cfg(all(target_arch = "x86_64", not(loom)))]
+#[cfg(all(target_arch = "x86_64", not(all(test, loom))))]
 static INDEX: Wide = {
     let mut order = [0xff; 16];
     (order[1], order[2]) = (1, 0);
@@ -383,14 +383,14 @@ static INDEX: Wide = {
 
 /// Where a request of `N` blocks starts that ends at `to`.
 #[inline(always)]
-#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+#[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
 fn before<const N: usize>(to: (*mut Block, usize)) -> *mut Block {
     to.0.wrapping_byte_add(to.1).wrapping_byte_sub(N * WQEBB_SIZE)
 }
 
 /// A request with another first octoword.
 #[inline(always)]
-#[cfg(not(all(target_arch = "x86_64", not(loom))))]
+#[cfg(not(all(target_arch = "x86_64", not(all(test, loom)))))]
 fn stamped<const N: usize>(control: Wide, image: &[WideBlock; N]) -> [WideBlock; N] {
     let mut image = *image;
     if let [[first, ..], ..] = &mut image[..] {
