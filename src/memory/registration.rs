@@ -228,10 +228,10 @@ impl Registration {
         let answer = sent.map_err(|error| {
             let asked = format!("{length} bytes, access {}", self.access);
             let error = error.pinning(length).asked(asked);
-            match (iova ^ start) % 4096 {
-                0 => error,
-                _ => error.because("iova and memory have different offsets within a page"),
+            if error.errno() != libc::EINVAL || (iova ^ start) % 4096 == 0 {
+                return error;
             }
+            error.because("iova and memory have different offsets within a page")
         })?;
         let handle = Some(answer.mr_handle);
         let registered = Registered { handle, lkey: answer.lkey, rkey: answer.rkey, iova };
