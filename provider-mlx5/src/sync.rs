@@ -1,4 +1,4 @@
-//! Atomics and locks for data that threads share, or their model-checked twins under `cfg(all(test, loom))`.
+//! Atomics and locks for data that threads share, or their model-checked twins in loom's tests.
 
 use std::sync::TryLockError;
 
