@@ -138,3 +138,24 @@ fn what_is_left_of_a_queue_goes_back_and_nothing_else() {
     headers.iter().for_each(|header| unsafe { release_all(*header, queue) });
     assert_eq!(slab.free(), 1);
 }
+
+/// Slots of one slab go back in one step, also where slots of another slab are between them.
+#[test]
+fn a_chain_goes_back_to_the_slab_of_each_slot() {
+    let slabs = [slab(3), slab(2)];
+    let queue = Serial::new("test").unwrap();
+    let sends = queue.sends(CqBits::of(0));
+    let mut chain = Chain::EMPTY;
+    for of in [0, 0, 1, 0, 1] {
+        let slot = std::mem::ManuallyDrop::new(slabs[of].take().unwrap());
+        Launch::new(&slot, sends).following(chain, Kind::Unsignaled).start();
+        chain = Chain::ending_in(&slot);
+    }
+    assert_eq!(slabs.each_ref().map(Slab::free), [0, 0]);
+    // SAFETY: launched above, their contexts alive, and one thread.
+    assert!(unsafe { land_other(chain.releasing_id(), queue, CqBits::of(0)) }.is_none());
+    assert_eq!(slabs.each_ref().map(Slab::free), [3, 2]);
+    let taken =
+        slabs.each_ref().map(|slab| std::iter::from_fn(|| slab.take()).collect::<Vec<_>>().len());
+    assert_eq!(taken, [3, 2], "each slot once");
+}
